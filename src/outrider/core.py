@@ -1,0 +1,333 @@
+"""The nouns of speculative decoding and the protocols between its parts.
+
+Nothing here knows how a model computes, how a drafter guesses or how a rule decides. Notation, used everywhere:
+the *target* law q is `target_probs`, the law p that a draft token was drawn from is `draft_probs`. Laws are numpy
+arrays of float32 or better in production and of `fractions.Fraction` in the proofs; rules treat both alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+
+Law = np.ndarray[Any, np.dtype[Any]]
+"""[V] one law, or [n, V] one per row: probabilities that sum to 1."""
+
+Proposal = Literal["sampled", "point_mass", "hybrid"]
+"""How a draft came about: drawn from `draft_probs`, chosen in any other way, or a mixture (trees)."""
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class Coins(Protocol):
+    """All the randomness that a verifier or drafter may use; production throws dice, the proofs branch."""
+
+    def bernoulli(self, probability: Any) -> bool:
+        """True with `probability` in [0, 1]; never true at 0, always true at 1."""
+        ...
+
+    def categorical(self, weights: Law, position: int) -> int:
+        """Index i with probability weights[i] / weights.sum(), never one of weight 0.
+
+        Args:
+            weights: [V] non-negative, not all zero, not necessarily normalised.
+            position: absolute position, in the sequence, of the token that is drawn (keys the coupled noise).
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Proposed tokens as a tree: `parents[i]` is the node that token i continues, -1 for the pending token.
+
+    Args:
+        tokens: [n] token ids.
+        parents: [n] each in [-1, i); a chain is -1, 0, 1, ...
+        proposal: how the tokens were chosen; a ratio rule accepts "sampled" only.
+        draft_probs: [n, V], row i is precisely the law that token i was drawn from; None unless sampled.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    proposal: Proposal = "point_mass"
+    draft_probs: Law | None = None
+
+    @staticmethod
+    def chain(tokens: Ordered[int], draft_probs: Law | None = None) -> Draft:
+        """A chain: sampled if `draft_probs` [n, V] is given, a point mass otherwise."""
+        proposal: Proposal = "point_mass" if draft_probs is None else "sampled"
+        return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), proposal, draft_probs)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rule decided about one draft.
+
+    Args:
+        path: accepted node indices, root first; () if none.
+        next_token: the token the target adds after the accepted ones.
+        acceptance: [m] for the trace: the probability with which each examined node was accepted.
+    """
+
+    path: tuple[int, ...]
+    next_token: int
+    acceptance: tuple[float, ...] = ()
+
+
+class Rule(Protocol):
+    """Decides which drafted nodes are kept, so that the emitted tokens have the target's law.
+
+    `name` is what users type; `lossless` is False for rules that change the law; `proposals` are the kinds of
+    draft whose law the rule keeps.
+    """
+
+    name: str
+    lossless: bool
+    proposals: frozenset[str]
+
+    def verify(self, draft: Draft, target_probs: Law, coins: Coins, position: int) -> Verdict:
+        """Walk the draft and choose the next token.
+
+        Args:
+            draft: n nodes, n = 0 allowed.
+            target_probs: [n + 1, V]; row 0 follows the pending token, row i + 1 follows node i.
+            coins: acceptance coins and next-token draws; each acceptance coin is independent of the draft.
+            position: absolute position of the first drafted token, which is len(sequence.tokens).
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How logits become the law q (see `sampling.laws`); the defaults leave the law as the model gives it.
+
+    Args:
+        temperature: 0 for greedy (a one-hot law), else > 0.
+        top_k: keep the k likeliest tokens (ties with the k-th are kept); None keeps all.
+        top_p: in (0, 1], keep the smallest set of likeliest tokens with at least this mass.
+        min_p: in [0, 1], drop tokens below min_p times the largest probability.
+        repetition_penalty: > 0; divides positive and multiplies negative logits of tokens in prompt or output.
+        presence_penalty: subtracted once from the logit of every token in the output.
+        frequency_penalty: subtracted per occurrence in the output.
+        logit_bias: added to the logits, {token id: bias}.
+        banned_ids: tokens that must not be produced.
+        min_new_tokens: no stop id before so many new tokens.
+        processor: `(token_ids, logits) -> logits`, called last before the temperature with the sequence's own
+            token ids (list of int) and its logits [V]; must return [V].
+        logprobs: how many likeliest tokens to report beside the chosen one; None reports nothing.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    banned_ids: frozenset[int] = frozenset()
+    min_new_tokens: int = 0
+    processor: Any | None = None
+    logprobs: int | None = None
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request on its way: the only mutable noun.
+
+    The engine keeps `cache.lengths[slot] == len(tokens) - 1` between rounds: the last token is *pending*, emitted
+    but not yet in the target's cache. Tokens are only ever appended.
+
+    Args:
+        id: unique for the life of the engine.
+        tokens: prompt and everything emitted.
+        prompt_length: how many of `tokens` are the prompt.
+        sampling: the settings that define this sequence's target law (drafters that sample use them too).
+        stop_ids: tokens that end the sequence; they also end a draft.
+        max_new_tokens: limit on emitted tokens; None means until a stop or the context's end.
+        draft_coins: the drafting stream: drafters that sample must draw from it and from nothing else.
+        verify_coins: the acceptance and next-token streams.
+        slot: row of the caches that this sequence owns; -1 before it is admitted.
+    """
+
+    id: int
+    tokens: list[int]
+    prompt_length: int
+    sampling: Sampling
+    draft_coins: Coins
+    verify_coins: Coins
+    stop_ids: frozenset[int] = frozenset()
+    max_new_tokens: int | None = None
+    slot: int = -1
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens emitted so far."""
+        return len(self.tokens) - self.prompt_length
+
+
+class Drafter(Protocol):
+    """Guesses continuations. State is allowed; proposing must equal what a fresh drafter would propose."""
+
+    name: str
+    proposal: Proposal
+
+    def propose(self, sequences: list[Sequence], budgets: list[int]) -> list[Draft]:
+        """One draft per sequence, each with at most `budgets[i]` nodes; empty drafts are fine.
+
+        A stateful drafter keys its state by `sequence.slot` and `sequence.id`, drops what no longer agrees with
+        `sequence.tokens`, and first consumes every token that it has not seen (catch-up).
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one forward takes: per sequence its pending token and draft, padded to a common width N.
+
+    Args:
+        tokens: [B, N] int64 ids; padding may hold any valid id.
+        positions: [B, N] int64 absolute positions (root + depth).
+        slots: [B] cache slots, distinct.
+        widths: [B] real tokens per row, each in [1, N].
+        ancestors: [B, N, N] bool, entry (i, j) true if node i may attend to node j; None means chains.
+        prefill: True if only the cache rows are wanted: no logits are computed.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    slots: tuple[int, ...]
+    widths: tuple[int, ...]
+    ancestors: torch.Tensor | None = None
+    prefill: bool = False
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one forward gives.
+
+    Args:
+        logits: [B, N, V] float32; None for a prefill block. Rows past a sequence's width are meaningless.
+        hidden: [B, N, F] features of the layers the model was built to show, or None.
+    """
+
+    logits: torch.Tensor | None
+    hidden: torch.Tensor | None = None
+
+
+class Cache(Protocol):
+    """Keys and values of all slots. `forward` writes rows past a slot's length; only `commit` moves the length."""
+
+    lengths: list[int]
+    capacity: int
+
+    def commit(self, slot: int, rows: Ordered[int]) -> None:
+        """Keep these rows of the slot's last block, in this order; a chain keeps 0, 1, ..., m."""
+        ...
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget everything from row `length` on."""
+        ...
+
+    def copy(self, source: int, target: int) -> None:
+        """Make slot `target` an independent copy of slot `source`."""
+        ...
+
+
+class Model(Protocol):
+    """A decoder-only language model with a cache that can be rolled back."""
+
+    vocab_size: int
+    context_length: int
+    precision: str
+
+    def new_cache(self, slots: int, capacity: int) -> Any:
+        """An empty cache (a `Cache` of this model's own kind) for so many slots and tokens per slot.
+
+        Raises:
+            CacheTooLarge: with the number of bytes asked.
+        """
+        ...
+
+    def forward(self, block: Block, cache: Any) -> Output:
+        """Run the block on top of the committed rows of its slots. Does not move any length."""
+        ...
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Wall time of a round by part: drafting, the target's forward, laws and verification, everything else."""
+
+    draft: float = 0.0
+    target: float = 0.0
+    verify: float = 0.0
+    other: float = 0.0
+
+    def __add__(self, more: Seconds) -> Seconds:
+        return Seconds(
+            self.draft + more.draft, self.target + more.target, self.verify + more.verify, self.other + more.other
+        )
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole round."""
+        return self.draft + self.target + self.verify + self.other
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities (natural) of one emitted token under the processed law.
+
+    Args:
+        chosen: of the token itself.
+        top: the likeliest tokens, (id, log-probability), best first.
+    """
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one step did for one sequence.
+
+    Args:
+        sequence: whose round it was.
+        token_ids: emitted tokens, already cut at a stop or limit; () if the sequence ended without emitting.
+        num_drafted: drafted nodes that were verified.
+        num_accepted: drafted nodes that were kept *and* emitted; they come first in `token_ids`.
+        finish_reason: set in the sequence's last round.
+        logprobs: one per emitted token if asked for, else ().
+        seconds: wall time of the step, shared by all sequences of the batch.
+        broken: why the drafter's proposal was thrown away, or None.
+        error: what went wrong if `finish_reason` is "error".
+    """
+
+    sequence: Sequence
+    token_ids: tuple[int, ...]
+    num_drafted: int = 0
+    num_accepted: int = 0
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    seconds: Seconds = Seconds()
+    broken: str | None = None
+    error: Exception | None = None
+
+
+class Pace(Protocol):
+    """Decides how many tokens to draft."""
+
+    def budgets(self, sequences: list[Sequence]) -> list[int]:
+        """Wanted draft lengths, each >= 0, from what was seen before this round only."""
+        ...
+
+    def observe(self, rounds: list[Round]) -> None:
+        """Learn from a finished step."""
+        ...
