@@ -155,6 +155,7 @@ class Sequence:
         draft_coins: the drafting stream: drafters that sample must draw from it and from nothing else.
         verify_coins: the acceptance and next-token streams.
         slot: row of the caches that this sequence owns; -1 before it is admitted.
+        prefill_seconds: wall time spent on its prompt.
     """
 
     id: int
@@ -166,6 +167,7 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()
     max_new_tokens: int | None = None
     slot: int = -1
+    prefill_seconds: float = 0.0
 
     @property
     def num_new_tokens(self) -> int:
@@ -308,6 +310,7 @@ class Round:
         seconds: wall time of the step, shared by all sequences of the batch.
         broken: why the drafter's proposal was thrown away, or None.
         error: what went wrong if `finish_reason` is "error".
+        text: the text that became final in this round ("" without a text stream).
     """
 
     sequence: Sequence
@@ -319,6 +322,7 @@ class Round:
     seconds: Seconds = Seconds()
     broken: str | None = None
     error: Exception | None = None
+    text: str = ""
 
 
 class Pace(Protocol):

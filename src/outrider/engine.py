@@ -1,0 +1,363 @@
+"""The engine: sequences in slots, one target forward per round for all of them, exact verification.
+
+Knows token ids, laws and caches; nothing of tokenizers, checkpoints or how a drafter guesses. Plain decoding is this
+engine with empty drafts.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from outrider.core import (
+    Block,
+    Draft,
+    Drafter,
+    FinishReason,
+    Model,
+    Pace,
+    Round,
+    Rule,
+    Sampling,
+    Seconds,
+    Sequence,
+    TokenLogprobs,
+    Verdict,
+)
+from outrider.errors import InvalidOption, OutriderError
+from outrider.rules.coins import streams
+from outrider.sampling import laws, token_logprobs, validate
+from outrider.text import TextStream
+from outrider.tree import depths, draft_paths, is_chain
+
+PREFILL_CHUNK = 256
+"""Prompt tokens per prefill forward; fixed, so that a prompt's cache does not depend on what else is running."""
+
+INVARIANT_WIDTH = 16
+"""Rows of every forward in invariant mode, so that plain and speculative runs call the same kernels."""
+
+
+class Engine:
+    """Continuous batching of speculative rounds.
+
+    Between rounds `cache.lengths[slot] == len(sequence.tokens) - 1` for every sequence that finished its prefill.
+
+    Args:
+        target: the model whose law is kept.
+        drafter: proposes; its `proposal` must be one that `rule` accepts.
+        rule: verifies.
+        pace: decides how much to draft.
+        slots: sequences decoded together; more wait in line.
+        context_length: tokens per sequence, prompt and output; at most the target's.
+        invariant: run each sequence alone in forwards of `INVARIANT_WIDTH` rows.
+
+    Raises:
+        InvalidOption: slots or context length out of range, a rule that does not fit the drafter.
+        CacheTooLarge: the cache does not fit in memory.
+    """
+
+    def __init__(
+        self,
+        target: Model,
+        drafter: Drafter,
+        rule: Rule,
+        pace: Pace,
+        *,
+        slots: int = 1,
+        context_length: int | None = None,
+        invariant: bool = False,
+    ) -> None:
+        self.context_length = target.context_length if context_length is None else context_length
+        if not 1 < self.context_length <= target.context_length:
+            raise InvalidOption("context_length", context_length, f"2 to {target.context_length}, the target's own")
+        if slots < 1:
+            raise InvalidOption("slots", slots, "1 or more")
+        if drafter.proposal not in rule.proposals:
+            fits = ", ".join(sorted(rule.proposals))
+            raise InvalidOption("rule", rule.name, f"one for {drafter.proposal} drafts", f"This one is for: {fits}.")
+        self.target, self.drafter, self.rule, self.pace = target, drafter, rule, pace
+        self.invariant = invariant
+        self.cache = target.new_cache(slots, self.context_length + (INVARIANT_WIDTH if invariant else 0))
+        self._waiting: deque[Sequence] = deque()
+        self._slots: list[Sequence | None] = [None] * slots
+        self._texts: dict[int, TextStream] = {}
+        self._next_id = 0
+
+    # ---------------------------------------------------------------- requests
+
+    def add(
+        self,
+        prompt: Ordered[int],
+        *,
+        sampling: Sampling | None = None,
+        seed: int | None = None,
+        stop_ids: Iterable[int] = (),
+        max_new_tokens: int | None = None,
+        text: TextStream | None = None,
+    ) -> Sequence:
+        """Queue a request; it joins at a later step, when a slot is free.
+
+        Args:
+            prompt: token ids, at least one, fewer than the context length.
+            sampling: the law; greedy by default.
+            seed: of the three random streams; None draws one.
+            stop_ids: tokens that end the sequence (emitted, then nothing more).
+            max_new_tokens: at least 1; None means until a stop or the context's end.
+            text: decodes the output and looks for stop strings; None for ids only.
+
+        Raises:
+            InvalidOption: naming the value, what is allowed and what to do.
+        """
+        sampling = sampling or Sampling()
+        validate(sampling, self.target.vocab_size)
+        tokens, stops = list(prompt), frozenset(stop_ids)
+        self._check_request(tokens, max_new_tokens)
+        seed = secrets.randbits(63) if seed is None else seed
+        draft_coins, verify_coins = streams(seed, coupled=self.rule.name == "coupled")
+        sequence = Sequence(
+            self._next_id, tokens, len(tokens), sampling, draft_coins, verify_coins, stops, max_new_tokens
+        )
+        self._next_id += 1
+        self._waiting.append(sequence)
+        if text is not None:
+            self._texts[sequence.id] = text
+        return sequence
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Take a sequence out, waiting or running; its slot is free at the next step. Unknown ones are ignored."""
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        self._release(sequence)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences waiting or running."""
+        return len(self._waiting) + len(self._running())
+
+    # ---------------------------------------------------------------- the round
+
+    def step(self) -> list[Round]:
+        """One round for every sequence that is ready; the others get on with their prefill.
+
+        Returns:
+            One Round per sequence that took part; [] if nothing was ready.
+        """
+        self._admit()
+        self._prefill()
+        ready = [s for s in self._running() if self._is_ready(s)]
+        if not ready:
+            return []
+        clock = [perf_counter()]
+        drafts, broken = self._propose(ready)
+        clock.append(perf_counter())
+        logits = self._forward(ready, drafts)
+        clock.append(perf_counter())
+        decided = [self._decide(*each) for each in zip(ready, drafts, logits, strict=True)]
+        clock.append(perf_counter())
+        rounds = [self._emit(*each) for each in zip(ready, drafts, decided, broken, strict=True)]
+        clock.append(perf_counter())
+        draft, target, verify, other = (after - before for before, after in zip(clock, clock[1:], strict=False))
+        rounds = [replace(r, seconds=Seconds(draft, target, verify, other)) for r in rounds]
+        self.pace.observe(rounds)
+        return rounds
+
+    def _admit(self) -> None:
+        for slot, holder in enumerate(self._slots):
+            if holder is None and self._waiting:
+                sequence = self._waiting.popleft()
+                sequence.slot, self._slots[slot] = slot, sequence
+                self.cache.truncate(slot, 0)
+
+    def _prefill(self) -> None:
+        """One chunk for each sequence that is not ready, each alone; a copy where the same prompt is in the cache."""
+        for sequence in [s for s in self._running() if not self._is_ready(s)]:
+            start = perf_counter()
+            twin = self._twin(sequence)
+            if twin is None:
+                self._prefill_chunk(sequence)
+            elif self._is_ready(twin):
+                self.cache.copy(twin.slot, sequence.slot)
+                self.cache.truncate(sequence.slot, sequence.prompt_length - 1)
+            sequence.prefill_seconds += perf_counter() - start
+
+    def _twin(self, sequence: Sequence) -> Sequence | None:
+        """An earlier running sequence with the same prompt, whose prefill can be shared."""
+        prompt = sequence.tokens
+        earlier = (s for s in self._running() if s.id < sequence.id and s.prompt_length == len(prompt))
+        return next((s for s in earlier if s.tokens[: s.prompt_length] == prompt), None)
+
+    def _prefill_chunk(self, sequence: Sequence) -> None:
+        done = self.cache.lengths[sequence.slot]
+        chunk = sequence.tokens[done : min(done + PREFILL_CHUNK, len(sequence.tokens) - 1)]
+        self.target.forward(self._block([sequence], [chunk], [range(len(chunk))], prefill=True), self.cache)
+        self.cache.commit(sequence.slot, range(len(chunk)))
+
+    def _propose(self, ready: list[Sequence]) -> tuple[list[Draft], list[str | None]]:
+        wanted = self.pace.budgets(ready)
+        budgets = [min(k, self._room(s) - 1) for k, s in zip(wanted, ready, strict=True)]
+        try:
+            drafts = self.drafter.propose(ready, budgets)
+            assert len(drafts) == len(ready), f"{len(drafts)} drafts for {len(ready)} sequences"
+        except Exception as error:  # a drafter may be the user's: it must never end the sequence, only be counted
+            return [Draft()] * len(ready), [f"{type(error).__name__}: {error}"] * len(ready)
+        faults = [self._fault(d, k) for d, k in zip(drafts, budgets, strict=True)]
+        return [Draft() if f else _until_stop(d, s) for d, s, f in zip(drafts, ready, faults, strict=True)], faults
+
+    def _fault(self, draft: Draft, budget: int) -> str | None:
+        """Why a draft cannot be verified, or None."""
+        vocab = self.target.vocab_size
+        if not isinstance(draft, Draft) or not len(draft.tokens) == len(draft.parents) <= max(budget, 0):
+            return f"not a draft of at most {budget} tokens with one parent each: {str(draft)[:80]}"
+        if not is_chain(draft.parents):
+            return f"parents {draft.parents}: only chains are supported"
+        if not all(isinstance(t, int) and 0 <= t < vocab for t in draft.tokens):
+            return f"tokens {draft.tokens}: ids must be whole numbers from 0 to {vocab - 1}"
+        if not draft.tokens:
+            return None
+        if draft.proposal not in self.rule.proposals:
+            return f"a {draft.proposal} draft, which rule {self.rule.name!r} does not accept"
+        if draft.proposal == "sampled":
+            probs = draft.draft_probs
+            if probs is None or probs.shape != (len(draft), vocab):
+                return f"draft_probs must have shape {(len(draft), vocab)}"
+            if not all(probs[i, t] > 0 for i, t in enumerate(draft.tokens)):
+                return "draft_probs gives probability 0 to a drafted token"
+        return None
+
+    def _forward(self, ready: list[Sequence], drafts: list[Draft]) -> list[torch.Tensor]:
+        """Logits [1 + n, V] of each sequence's block: after its pending token and after each drafted node."""
+        chains = [[s.tokens[-1], *d.tokens] for s, d in zip(ready, drafts, strict=True)]
+        places = [[0, *(1 + x for x in depths(d.parents))] for d in drafts]
+        if not self.invariant:
+            logits = self.target.forward(self._block(ready, chains, places), self.cache).logits
+            assert logits is not None
+            return [row[: len(chain)] for row, chain in zip(logits, chains, strict=True)]
+        rows = []
+        for sequence, chain in zip(ready, chains, strict=True):
+            padded = chain + [chain[-1]] * (INVARIANT_WIDTH - len(chain))
+            output = self.target.forward(self._block([sequence], [padded], [range(INVARIANT_WIDTH)]), self.cache)
+            assert output.logits is not None
+            rows.append(output.logits[0, : len(chain)])
+        return rows
+
+    def _block(
+        self, sequences: list[Sequence], tokens: list[list[int]], offsets: Iterable[Iterable[int]], prefill: bool = False
+    ) -> Block:
+        width = max(len(row) for row in tokens)
+        starts = [self.cache.lengths[s.slot] for s in sequences]
+        places = [[start + x for x in row] for start, row in zip(starts, offsets, strict=True)]
+        return Block(
+            torch.tensor([row + [0] * (width - len(row)) for row in tokens]),
+            torch.tensor([row + [0] * (width - len(row)) for row in places]),
+            tuple(s.slot for s in sequences),
+            tuple(len(row) for row in tokens),
+            prefill=prefill,
+        )
+
+    def _decide(self, sequence: Sequence, draft: Draft, logits: torch.Tensor) -> _Decision:
+        """Verify one draft; a failure, such as a user's processor that raises, is this sequence's alone."""
+        paths = draft_paths(draft)
+        try:
+            target_probs = laws(logits, sequence, paths)
+            verdict = self.rule.verify(draft, target_probs, sequence.verify_coins, len(sequence.tokens))
+            return verdict, self._logprobs(sequence, draft, verdict, logits, paths)
+        except OutriderError as error:
+            return error
+
+    def _logprobs(
+        self, sequence: Sequence, draft: Draft, verdict: Verdict, logits: torch.Tensor, paths: Ordered[tuple[int, ...]]
+    ) -> tuple[TokenLogprobs, ...]:
+        if sequence.sampling.logprobs is None:
+            return ()
+        rows = [0, *(node + 1 for node in verdict.path)]
+        tokens = [*(draft.tokens[node] for node in verdict.path), verdict.next_token]
+        return tuple(token_logprobs(logits[r], sequence, paths[r], t) for r, t in zip(rows, tokens, strict=True))
+
+    def _emit(self, sequence: Sequence, draft: Draft, decided: _Decision, broken: str | None) -> Round:
+        """Cut the new tokens at the first stop or limit, append them and move the cache's length."""
+        if isinstance(decided, OutriderError):
+            text = self._finish_text(sequence)
+            self._release(sequence)
+            return Round(sequence, (), len(draft), finish_reason="error", broken=broken, error=decided, text=text)
+        verdict, logprobs = decided
+        tokens = [*(draft.tokens[node] for node in verdict.path), verdict.next_token]
+        kept, reason, text = self._cut(sequence, tokens)
+        sequence.tokens += kept
+        self.cache.commit(sequence.slot, [0, *(node + 1 for node in verdict.path)])
+        if reason is None:
+            assert self.cache.lengths[sequence.slot] == len(sequence.tokens) - 1
+        else:
+            text += self._finish_text(sequence)
+            self._release(sequence)
+        accepted = min(len(verdict.path), len(kept))
+        return Round(
+            sequence, tuple(kept), len(draft), accepted, reason, logprobs[: len(kept)], broken=broken, text=text
+        )
+
+    def _cut(self, sequence: Sequence, tokens: list[int]) -> tuple[list[int], FinishReason | None, str]:
+        """The tokens up to the first that ends the sequence, why it ends, and the text that became final."""
+        stream, text, room = self._texts.get(sequence.id), "", self._room(sequence)
+        for count, token in enumerate(tokens, start=1):
+            if token in sequence.stop_ids:
+                return tokens[:count], "stop", text
+            text += stream.push(token) if stream else ""
+            if stream and stream.stopped is not None:
+                return tokens[:count], "stop", text
+            if count == room:
+                return tokens[:count], "length", text
+        return tokens, None, text
+
+    # ---------------------------------------------------------------- bookkeeping
+
+    def _running(self) -> list[Sequence]:
+        return [s for s in self._slots if s is not None]
+
+    def _is_ready(self, sequence: Sequence) -> bool:
+        return self.cache.lengths[sequence.slot] >= sequence.prompt_length - 1
+
+    def _room(self, sequence: Sequence) -> int:
+        """Tokens that may still be emitted."""
+        room = self.context_length - len(sequence.tokens)
+        limit = sequence.max_new_tokens
+        return room if limit is None else min(room, limit - sequence.num_new_tokens)
+
+    def _finish_text(self, sequence: Sequence) -> str:
+        stream = self._texts.get(sequence.id)
+        return stream.finish() if stream else ""
+
+    def _release(self, sequence: Sequence) -> None:
+        self._texts.pop(sequence.id, None)
+        if sequence.slot >= 0 and self._slots[sequence.slot] is sequence:
+            self._slots[sequence.slot] = None
+
+    def _check_request(self, tokens: list[int], max_new_tokens: int | None) -> None:
+        vocab, context = self.target.vocab_size, self.context_length
+        if not tokens:
+            raise InvalidOption("prompt", tokens, "at least one token", "Give some text, or a chat message.")
+        if len(tokens) >= context:
+            fix = "Shorten it or load with a larger context."
+            raise InvalidOption("prompt", f"{len(tokens)} tokens", f"fewer than the context of {context} tokens", fix)
+        bad: Any = next((t for t in tokens if not isinstance(t, int) or not 0 <= t < vocab), None)
+        if bad is not None:
+            raise InvalidOption("prompt token", bad, f"whole numbers from 0 to {vocab - 1}")
+        if max_new_tokens is not None and (not isinstance(max_new_tokens, int) or max_new_tokens < 1):
+            raise InvalidOption("max_new_tokens", max_new_tokens, "1 or more, or None for no limit")
+
+
+_Decision = tuple[Verdict, tuple[TokenLogprobs, ...]] | OutriderError
+
+
+def _until_stop(draft: Draft, sequence: Sequence) -> Draft:
+    """Nothing after a drafted stop token can be emitted, so it is not worth verifying."""
+    for count, token in enumerate(draft.tokens, start=1):
+        if token in sequence.stop_ids and count < len(draft):
+            probs = None if draft.draft_probs is None else draft.draft_probs[:count]
+            return replace(draft, tokens=draft.tokens[:count], parents=draft.parents[:count], draft_probs=probs)
+    return draft

@@ -1,0 +1,201 @@
+"""The native decoder: Llama, Mistral, Qwen2, Qwen3 and their relatives on the static slot cache.
+
+Knows nothing about drafts or rules: it runs blocks. On a CPU every token of a narrow block attends as a problem of
+its own (same kernel, same shape, whatever stands beside it), so that with row-independent linears the logits of a
+position are the same bits in any block and any batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from outrider.cache import KEY_BLOCK, KVCache
+from outrider.core import Block, Output
+from outrider.models.config import DecoderConfig, inverse_frequencies
+from outrider.models.linear import Linear
+
+MAX_NARROW_WIDTH = 16
+"""Up to this many rows of a sequence attend one by one (same bits); wider blocks, prefills, attend together."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights of one layer; `qkv` and `gate_up` are merged products, q and k rows in interleaved rotary order."""
+
+    input_norm: torch.Tensor  # [H]
+    qkv: Linear
+    q_norm: torch.Tensor | None  # [D], interleaved like the heads
+    k_norm: torch.Tensor | None
+    out: Linear
+    mlp_norm: torch.Tensor  # [H]
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True)
+class Weights:
+    """All weights of a decoder, ready to run."""
+
+    embedding: torch.Tensor  # [V, H], any float type
+    layers: tuple[Layer, ...]
+    norm: torch.Tensor  # [H]
+    head: Linear
+
+
+@dataclass(frozen=True)
+class _Span:
+    """One sequence's rows in the flattened block and what they may attend to."""
+
+    slot: int
+    start: int  # first cache row written
+    rows: slice
+    mask: torch.Tensor  # [n, L] additive, L a multiple of KEY_BLOCK
+
+
+class Decoder:
+    """A decoder-only transformer that implements `core.Model`.
+
+    Args:
+        config: the shape.
+        weights: as `models.load` prepares them.
+        precision: what the output calls this target: float32, bfloat16, float16 or q4.
+        feature_layers: 0-based layers whose outputs `Output.hidden` shows, side by side; () for none.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, weights: Weights, precision: str, feature_layers: tuple[int, ...] = ()
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.precision = precision
+        self.feature_layers = feature_layers
+        self.vocab_size = config.vocab_size
+        self.context_length = config.context_length
+        self.device = weights.norm.device
+        frequencies, self._rotary_scale = inverse_frequencies(config)
+        self._frequencies = frequencies.to(self.device)
+
+    @property
+    def row_invariant(self) -> bool:
+        """Whether a position's logits are the same bits in any block and batch (chains, on a CPU)."""
+        return self.device.type == "cpu" and self.precision in ("float16", "q4")
+
+    def new_cache(self, slots: int, capacity: int) -> KVCache:
+        """An empty cache for `slots` sequences of up to `capacity` tokens.
+
+        Raises:
+            CacheTooLarge: with the number of bytes asked.
+        """
+        dtype = torch.float32 if self.device.type == "cpu" else self.weights.embedding.dtype
+        c = self.config
+        return KVCache(
+            c.num_layers,
+            slots,
+            capacity,
+            num_kv_heads=c.num_kv_heads,
+            head_dim=c.head_dim,
+            dtype=dtype,
+            device=self.device,
+        )
+
+    @torch.inference_mode()
+    def forward(self, block: Block, cache: KVCache) -> Output:
+        """Run a block on top of its slots' committed rows; cache rows are written, lengths are not moved."""
+        spans = self._spans(block, cache)
+        tokens = torch.cat([row[:n] for row, n in zip(block.tokens, block.widths, strict=True)]).to(self.device)
+        positions = torch.cat([row[:n] for row, n in zip(block.positions, block.widths, strict=True)])
+        rotation = self._rotation(positions.to(self.device))
+        x = F.embedding(tokens, self.weights.embedding).float()
+        features = []
+        for index, layer in enumerate(self.weights.layers):
+            x = x + self._attention(layer, x, rotation, spans, cache.rows[index])
+            x = x + self._mlp(layer, x)
+            if index in self.feature_layers:
+                features.append(x)
+        hidden = _unflatten(torch.cat(features, dim=-1), block) if features else None
+        if block.prefill:
+            return Output(None, hidden)
+        logits = self.weights.head(_rms_norm(x, self.weights.norm, self.config.rms_norm_eps))
+        return Output(_unflatten(logits, block), hidden)
+
+    def _attention(
+        self, layer: Layer, x: torch.Tensor, rotation: torch.Tensor, spans: list[_Span], rows: list[torch.Tensor]
+    ) -> torch.Tensor:
+        c = self.config
+        heads = c.num_heads + c.num_kv_heads
+        qkv = layer.qkv(_rms_norm(x, layer.input_norm, c.rms_norm_eps)).view(len(x), -1, c.head_dim)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            qkv[:, : c.num_heads] = _rms_norm(qkv[:, : c.num_heads], layer.q_norm, c.rms_norm_eps)
+            qkv[:, c.num_heads : heads] = _rms_norm(qkv[:, c.num_heads : heads], layer.k_norm, c.rms_norm_eps)
+        # Rotary pairs lie side by side, so one complex product rotates all heads of q and k in place.
+        torch.view_as_complex(qkv[:, :heads].view(len(x), heads, -1, 2)).mul_(rotation)
+        parts = []
+        for span in spans:
+            part = qkv[span.rows]
+            rows[span.slot][span.start : span.start + len(part)] = part[:, c.num_heads :]
+            kv = rows[span.slot][: span.mask.shape[-1]]
+            parts.append(_attend(part[:, : c.num_heads], kv, span.mask))
+        return layer.out(parts[0] if len(parts) == 1 else torch.cat(parts))
+
+    def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+        gate_up = layer.gate_up(_rms_norm(x, layer.mlp_norm, self.config.rms_norm_eps))
+        gate, up = gate_up.chunk(2, dim=-1)
+        return layer.down(F.silu(gate).mul_(up))
+
+    def _rotation(self, positions: torch.Tensor) -> torch.Tensor:
+        angles = positions[:, None, None].float() * self._frequencies
+        return torch.polar(torch.full_like(angles, self._rotary_scale), angles)  # [T, 1, D / 2]
+
+    def _spans(self, block: Block, cache: KVCache) -> list[_Span]:
+        spans, first = [], 0
+        for index, (slot, width) in enumerate(zip(block.slots, block.widths, strict=True)):
+            start = cache.lengths[slot]
+            assert start + width <= cache.data.shape[2], "the engine clamps drafts to the cache"
+            ancestors = None if block.ancestors is None else block.ancestors[index, :width, :width]
+            mask = _mask(start, width, ancestors).to(self.device)
+            spans.append(_Span(slot, start, slice(first, first + width), mask))
+            first += width
+        return spans
+
+
+def _mask(start: int, width: int, ancestors: torch.Tensor | None) -> torch.Tensor:
+    """[n, L]: 0 where row i of a block may attend to cache row j, -inf elsewhere."""
+    length = -(-(start + width) // KEY_BLOCK) * KEY_BLOCK
+    mask = torch.full((width, length), float("-inf"))
+    mask[:, :start] = 0
+    if ancestors is None:
+        ancestors = torch.ones(width, width, dtype=torch.bool).tril()
+    mask[:, start : start + width].masked_fill_(ancestors.cpu(), 0)
+    return mask
+
+
+def _attend(q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """q [n, heads, D] on kv [L, 2 * kv_heads, D] under mask [n, L] -> [n, heads * D]."""
+    n, _, dim = q.shape
+    keys, values = (part.transpose(0, 1)[None] for part in kv.chunk(2, dim=1))  # [1, kv_heads, L, D]
+    mask = mask.to(q.dtype)
+    if q.device.type == "cpu" and n <= MAX_NARROW_WIDTH:
+        # Each token is a batch entry: its group of query heads against the keys, one shape for every width.
+        keys, values = (part.expand(n, -1, -1, -1) for part in (keys, values))
+        grouped = q.reshape(n, keys.shape[1], -1, dim)
+        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask[:, None, None]).reshape(n, -1)
+    together = q.to(kv.dtype).transpose(0, 1)[None]
+    out = F.scaled_dot_product_attention(together, keys, values, attn_mask=mask.to(kv.dtype), enable_gqa=True)
+    return out[0].transpose(0, 1).reshape(n, -1).to(q.dtype)
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x * weight / sqrt(mean(x^2) + eps) over the last dimension; few operators, each row alike."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * (norm.square() / x.shape[-1] + eps).rsqrt() * weight
+
+
+def _unflatten(rows: torch.Tensor, block: Block) -> torch.Tensor:
+    """[T, F] -> [B, N, F]; padding rows are zero."""
+    if len(block.widths) == 1:
+        return rows[None]
+    parts = rows.split(list(block.widths))
+    return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
