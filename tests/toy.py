@@ -6,7 +6,7 @@ mistake, lost, moved or placed at a wrong position changes the law, as it would 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
 from typing import Any
 
@@ -294,11 +294,12 @@ class ByteTokenizer:
     """One token per UTF-8 byte and a few specials; the interface of `outrider.models.tokenizer`."""
 
     specials = ("<bos>", "<end>", "<system>", "<user>", "<assistant>")
-    bos, end = 256, 257
-
-    def __init__(self) -> None:
-        self.vocab_size = 256 + len(self.specials)
-        self.stop_ids = frozenset({self.end})
+    bos_id, eos_id = 256, 257
+    prefix_ids = (bos_id,)
+    stop_ids = frozenset({eos_id})
+    vocab_size = 256 + len(specials)
+    special_ids = frozenset(range(256, vocab_size))
+    chat_template = "<role>content<end>"
 
     def encode(self, text: str) -> list[int]:
         """The bytes of the text, nothing added."""
@@ -306,23 +307,23 @@ class ByteTokenizer:
 
     def encode_prompt(self, text: str) -> list[int]:
         """The text with what the model expects before it."""
-        return [self.bos, *self.encode(text)]
+        return [*self.prefix_ids, *self.encode(text)]
 
-    def encode_chat(self, messages: Ordered[dict[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Ordered[Mapping[str, str]], add_generation_prompt: bool = True) -> list[int]:
         """The messages in the toy's chat format, ready for the answer."""
-        tokens = [self.bos]
+        tokens = [self.bos_id]
         for message in messages:
             role = 256 + self.specials.index(f"<{message['role']}>")
-            tokens += [role, *self.encode(message["content"]), self.end]
-        return [*tokens, 256 + self.specials.index("<assistant>")]
+            tokens += [role, *self.encode(message["content"]), self.eos_id]
+        return [*tokens, 256 + self.specials.index("<assistant>")] if add_generation_prompt else tokens
 
     def decode(self, ids: Ordered[int]) -> str:
         """The text of the ids without the specials; U+FFFD for bytes that are no character."""
         return bytes(token for token in ids if token < 256).decode(errors="replace")
 
-    def strings(self) -> list[str]:
+    def strings(self) -> list[str | None]:
         """[vocab_size] what each id stands for, to compare two vocabularies."""
-        return [f"<0x{byte:02X}>" for byte in range(256)] + list(self.specials)
+        return [*(f"<0x{byte:02X}>" for byte in range(256)), *self.specials]
 
 
 class ScriptedDrafter:
