@@ -357,13 +357,14 @@ class ScriptedDrafter:
 
 
 class BrokenDrafter:
-    """Drafts that break the contract in one of the ways named in `faults`."""
+    """Drafts that break the contract in one of the ways named in `faults`; `faults_of_sampled` are for sampled ones."""
 
     name = "broken"
     faults = ("raises", "id_too_large", "negative_id", "float_id", "too_long", "too_few", "not_a_draft", "bad_parents")
+    faults_of_sampled = ("no_laws", "misshapen_laws", "impossible_token")
 
     def __init__(self, fault: str, vocab_size: int, proposal: Proposal = "point_mass") -> None:
-        assert fault in self.faults
+        assert fault in (self.faults_of_sampled if proposal == "sampled" else self.faults)
         self.fault = fault
         self.vocab_size = vocab_size
         self.proposal: Proposal = proposal
@@ -382,5 +383,13 @@ class BrokenDrafter:
             return [0] * count
         if self.fault == "bad_parents":
             return Draft((0,) * count, tuple(range(1, count + 1)))
+        if self.fault in self.faults_of_sampled:
+            return self._sampled(count)
         token: Any = {"id_too_large": self.vocab_size, "negative_id": -1, "float_id": 0.5}.get(self.fault, 0)
         return Draft.chain([token] * count)
+
+    def _sampled(self, count: int) -> Draft:
+        laws = np.zeros((count, self.vocab_size + (self.fault == "misshapen_laws")), dtype=np.float32)
+        laws[:, 1 if self.fault == "impossible_token" else 0] = 1
+        draft_probs = None if self.fault == "no_laws" else laws
+        return Draft((0,) * count, tuple(range(-1, count - 1)), "sampled", draft_probs)
