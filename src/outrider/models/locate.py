@@ -77,11 +77,25 @@ def check_embedded(path: Path) -> None:
 def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(WANTED_FILES), local_files_only=True))
-    except Exception:  # whatever kept the cache from answering, the download decides
-        pass
+    cached = _cached(name)
+    if cached is not None:
+        return cached
     try:
         return Path(snapshot_download(name, allow_patterns=list(WANTED_FILES)))
     except Exception as error:  # the hub's errors have no common base
         raise CheckpointError(f"The model {name!r} is not on this machine and cannot be downloaded: {error}") from error
+
+
+def _cached(name: str) -> Path | None:
+    """The hub's cached folder of a model, unless it lacks its config or some of its weights."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    from outrider.models.safetensors_folder import weight_files
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=list(WANTED_FILES), local_files_only=True))
+        weight_files(folder)
+    except (LocalEntryNotFoundError, CheckpointError):
+        return None
+    return folder if (folder / "config.json").exists() else None

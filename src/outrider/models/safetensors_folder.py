@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from outrider.errors import CheckpointError, UnsupportedModel
 from outrider.models.config import config_from_json
 from outrider.models.gguf_weights import Groups4
+from outrider.models.settings import read_json
 
 INDEX = "model.safetensors.index.json"
 FLOAT_DTYPES = ("F32", "F16", "BF16")
@@ -38,7 +38,7 @@ class FolderWeights:
 
     def __init__(self, folder: Path) -> None:
         self.config = config_from_json(read_json(folder / "config.json"))
-        self.files = _weight_files(folder)
+        self.files = weight_files(folder)
         self._handles: dict[str, Any] = {}
         for path in self.files:
             self._add(path)
@@ -73,25 +73,12 @@ class FolderWeights:
         return None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds a dictionary.
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The files that the index lists, else the one safetensors file of the folder.
 
     Raises:
-        CheckpointError: missing, not JSON, or something else.
+        CheckpointError: there are none, or not all that the index lists, or too many without an index.
     """
-    try:
-        settings = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.parent} has no {path.name}, so it is not a Hugging Face model folder.") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from error
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{path} holds a {type(settings).__name__}, not a dictionary.")
-    return settings
-
-
-def _weight_files(folder: Path) -> tuple[Path, ...]:
-    """The files that the index lists, else the one safetensors file of the folder."""
     if (folder / INDEX).exists():
         return _indexed_files(folder)
     found = sorted(folder.glob("*.safetensors"))

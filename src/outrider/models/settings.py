@@ -1,9 +1,11 @@
-"""Single values of a model's config, checked as they are read."""
+"""Configuration files of a model and their single values, checked as they are read."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from outrider.errors import CheckpointError
@@ -47,3 +49,20 @@ def record(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"The model's config has {name} = {value!r}; it must be a dictionary.")
     return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that holds a dictionary.
+
+    Raises:
+        CheckpointError: missing, not JSON, or something else.
+    """
+    try:
+        settings = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent} has no {path.name}, so it is not a Hugging Face model folder.") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from error
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{path} holds a {type(settings).__name__}, not a dictionary.")
+    return settings
