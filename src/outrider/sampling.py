@@ -1,0 +1,232 @@
+"""From logits to laws: the one road from a model's logits to the probabilities that tokens are drawn from.
+
+Plain decoding, drafting and verification all call `laws`, so their laws agree bit for bit wherever their logits do.
+It knows nothing of models, drafts or rules: only logits, and the history in front of each row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Sequence as Ordered
+from typing import Any
+
+import numpy as np
+import torch
+
+from outrider.core import Law, Sampling, Sequence, TokenLogprobs
+from outrider.errors import InvalidOption, OutriderError, ProcessorError
+
+Paths = Ordered[tuple[int, ...]]
+LARGEST = 1e30
+"""No option is larger, so that all are finite in float32; temperatures below 1 / LARGEST count as 1 / LARGEST."""
+
+
+def laws(logits: torch.Tensor, sequence: Sequence, paths: Paths) -> Law:
+    """The processed law of every row, each with its own history `sequence.tokens + paths[i]`.
+
+    In this order: repetition, presence and frequency penalties, logit bias, banned ids, `min_new_tokens`, the user's
+    processor, temperature, top-k, top-p, min-p; the filters mean what transformers' warpers mean. At temperature 0 a
+    row is one-hot at its largest logit, the lowest id if several are equal. As the temperature falls towards 0 the
+    law still shares its mass among exactly equal logits; only at 0 itself does the lowest id take all. A row's law
+    does not depend on the rows beside it. Ids beyond V, which a drafter of fewer tokens meets, are passed over.
+
+    Args:
+        logits: [n, V] of any float type and device; never modified.
+        sequence: whose history, stop ids and `Sampling` count.
+        paths: n tuples, the drafted tokens between `sequence.tokens` and each row; () for the pending token's row.
+
+    Returns:
+        [n, V] on the CPU, float32 (float64 for float64 logits).
+
+    Raises:
+        ProcessorError: the user's processor raised, or what it returned is not [V] usable logits.
+        OutriderError: a row has NaN or +inf, or no token is left in it.
+    """
+    scores, sampling = _processed(logits, sequence, paths), sequence.sampling
+    if sampling.temperature == 0:
+        law = np.zeros(scores.shape, scores.numpy().dtype)
+        law[np.arange(len(law)), scores.numpy().argmax(-1)] = 1
+        return law
+    law = _softmax(scores, sampling.temperature)
+    if sampling.top_k is not None or sampling.top_p < 1 or sampling.min_p > 0:
+        _filter(law, scores, sampling)
+    return law
+
+
+def token_logprobs(logits: torch.Tensor, sequence: Sequence, path: tuple[int, ...], token: int) -> TokenLogprobs:
+    """Natural log-probabilities of an emitted token and of the `sampling.logprobs` likeliest ones.
+
+    They are those of the processed law. At temperature 0, where that law would say 0.0 of everything, they are those
+    of the processed logits (penalties, bias, bans, processor) at temperature 1. Equal tokens come lowest id first;
+    tokens of probability 0 are left out, so there may be fewer than asked.
+
+    Args:
+        logits: [V] of the row that gave the token.
+        sequence: with the history that `laws` saw: `sequence.tokens + path` precede the token.
+        path: drafted tokens between `sequence.tokens` and the row.
+        token: the emitted id.
+    """
+    if sequence.sampling.temperature == 0:
+        law = _softmax(_processed(logits[None], sequence, [path]), 1.0)[0]
+    else:
+        law = laws(logits[None], sequence, [path])[0]
+    wanted = sequence.sampling.logprobs or 0
+    least = np.partition(law, -wanted)[-wanted] if wanted else np.inf
+    ids = np.flatnonzero((law >= least) & (law > 0))
+    ids = ids[np.argsort(-law[ids], kind="stable")][:wanted]
+    chosen = math.log(law[token]) if law[token] > 0 else -math.inf
+    return TokenLogprobs(chosen, tuple((int(i), math.log(law[i])) for i in ids))
+
+
+def _processed(logits: torch.Tensor, sequence: Sequence, paths: Paths) -> torch.Tensor:
+    """[n, V] on the CPU: everything that comes before the temperature; may share memory with `logits`."""
+    assert len(paths) == len(logits), "one path per row"
+    s = sequence.sampling
+    raw = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
+    penalised = (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) != (1, 0, 0)
+    early = [row for row, path in enumerate(paths) if sequence.num_new_tokens + len(path) < s.min_new_tokens]
+    scores = raw.clone() if penalised or s.logit_bias or s.banned_ids or early else raw
+    if penalised:
+        _penalise(scores, raw, sequence, paths)
+    if s.logit_bias:
+        biased = _known(s.logit_bias, scores)
+        scores[:, biased] += scores.new_tensor([float(s.logit_bias[i]) for i in biased])
+    if s.banned_ids:
+        scores[:, _known(s.banned_ids, scores)] = -torch.inf
+    for row in early:
+        scores[row, _known(sequence.stop_ids, scores)] = -torch.inf
+    _check(scores, OutriderError, "The model gave NaN, or logit_bias, banned_ids and min_new_tokens forbid every token")
+    if s.processor is not None:
+        scores = _apply(s.processor, scores, sequence, paths)
+        _check(scores, ProcessorError, "The logits processor's result has NaN or forbids every token")
+    return scores.cpu()
+
+
+def _known(ids: Iterable[int], scores: torch.Tensor) -> list[int]:
+    return [i for i in ids if i < scores.shape[-1]]
+
+
+def _check(scores: torch.Tensor, error: type[OutriderError], cause: str) -> None:
+    best = scores.amax(-1)  # NaN if there is one in the row
+    if not torch.isfinite(best).all():
+        raise error(f"{cause}: the largest logits are {best.tolist()}, but each row needs a finite one.")
+
+
+def _penalise(scores: torch.Tensor, raw: torch.Tensor, sequence: Sequence, paths: Paths) -> None:
+    """Write the penalised logits of all seen tokens into `scores`, always from `raw` and the row's own counts."""
+    s = sequence.sampling
+
+    def write(rows: slice | int, times_in_output: Mapping[int, int]) -> None:
+        known = _known(times_in_output, raw)
+        times = raw.new_tensor([times_in_output[i] for i in known])
+        seen = torch.tensor(known, dtype=torch.int64, device=raw.device)
+        values = raw[rows, seen]
+        values = torch.where(values < 0, values * s.repetition_penalty, values / s.repetition_penalty)
+        scores[rows, seen] = values - times.clamp(max=1) * s.presence_penalty - times * s.frequency_penalty
+
+    counts = dict.fromkeys(sequence.tokens, 0)  # a token of the prompt is seen, yet 0 times in the output
+    for token in sequence.tokens[sequence.prompt_length :]:
+        counts[token] += 1
+    write(slice(None), counts)
+    for row, path in enumerate(paths):
+        write(row, {token: counts.get(token, 0) + path.count(token) for token in path})
+
+
+def _apply(processor: Any, scores: torch.Tensor, sequence: Sequence, paths: Paths) -> torch.Tensor:
+    """The user's processor on a copy of every row; what it returns is copied at once, for it may reuse a buffer."""
+    result = torch.empty_like(scores)
+    for row, path in enumerate(paths):
+        try:
+            made = processor([*sequence.tokens, *path], scores[row].clone())
+            if not (isinstance(made, torch.Tensor) and made.is_floating_point() and made.shape == scores[row].shape):
+                got = (made.dtype, *made.shape) if isinstance(made, torch.Tensor) else type(made).__name__
+                raise TypeError(f"it returned {got}, not a float tensor of shape {tuple(scores[row].shape)}")
+            result[row] = made.detach()
+        except Exception as error:
+            raise ProcessorError(f"The logits processor failed with {type(error).__name__}: {error}") from error
+    return result
+
+
+def _softmax(scores: torch.Tensor, temperature: float) -> Law:
+    """Law of [..., V] scores; the largest score becomes 0 first, so that a tiny temperature cannot overflow."""
+    if temperature != 1:
+        scores = (scores - scores.amax(-1, keepdim=True)).div_(max(float(temperature), 1 / LARGEST))
+    law: Law = torch.softmax(scores, -1).numpy()
+    return law
+
+
+def _filter(law: Law, scores: torch.Tensor, sampling: Sampling) -> None:
+    """Keep what top-k, top-p and min-p leave of each row of `law` [n, V], in place, and divide it by its sum."""
+    num_kept = min(sampling.top_k or law.shape[-1], law.shape[-1])
+    least = scores.topk(num_kept).values[:, -1].tolist() if sampling.top_k else None
+    for i, row in enumerate(law):
+        if least is not None:
+            ids = np.flatnonzero(scores[i].numpy() >= least[i])
+        elif sampling.top_p < 1:  # tokens below this floor have less than 1 - top_p together: no set needs them
+            ids = np.flatnonzero(row >= (1 - sampling.top_p) / (2 * len(row)))
+        else:
+            ids = np.flatnonzero(row >= sampling.min_p * row.max())
+        probs = row[ids]
+        if sampling.top_p < 1:
+            kept = _nucleus(probs, sampling.top_p * (probs.sum(dtype=np.float64) if sampling.top_k else 1))
+            ids, probs = ids[kept], probs[kept]
+        kept = probs >= sampling.min_p * probs.max()
+        ids, probs = ids[kept], probs[kept]
+        row[:] = 0
+        row[ids] = probs / probs.sum(dtype=np.float64)
+
+
+def _nucleus(probs: Law, mass: float) -> Law:
+    """Indices of the fewest largest entries that add up to `mass`; of equal ones, the first go first."""
+    ranked = np.sort(probs)[::-1]
+    size = min(int(np.searchsorted(ranked.cumsum(dtype=np.float64), mass)) + 1, len(ranked))
+    above, level = np.flatnonzero(probs > ranked[size - 1]), np.flatnonzero(probs == ranked[size - 1])
+    return np.concatenate([above, level[: size - len(above)]])
+
+
+def validate(sampling: Sampling, vocab_size: int) -> None:
+    """Refuse settings that have no meaning for a vocabulary of this size.
+
+    A bias of -inf is allowed and bans its token; a bias of +inf is not, since it would leave no law.
+
+    Raises:
+        InvalidOption: naming the first option that is wrong, its value (of a collection, the wrong items) and what
+            is allowed.
+    """
+    s, last = sampling, vocab_size - 1
+    biases: Any = s.logit_bias
+    banned: Any = s.banned_ids
+    if isinstance(biases, Mapping):
+        biases = {i: by for i, by in biases.items() if not (_whole(i, 0, last) and _real(by, -math.inf))}
+    if isinstance(banned, Collection):
+        banned = [i for i in banned if not _whole(i, 0, last)]
+    size, finite, ids = f"{vocab_size}, the vocabulary", f"a number up to +-{LARGEST:g}", f"ids from 0 to {last}"
+    checks = (
+        ("temperature", s.temperature, _real(s.temperature, 0), f"0 (greedy) or a number up to {LARGEST:g}"),
+        ("top_k", s.top_k, s.top_k is None or _whole(s.top_k, 1, vocab_size), f"None or 1 to {size}"),
+        ("top_p", s.top_p, _real(s.top_p, 0, 1) and s.top_p > 0, "a number above 0, at most 1"),
+        ("min_p", s.min_p, _real(s.min_p, 0, 1), "a number from 0 to 1"),
+        ("repetition_penalty", s.repetition_penalty, _real(s.repetition_penalty, 1 / LARGEST), "a number above 0"),
+        ("presence_penalty", s.presence_penalty, _real(s.presence_penalty), finite),
+        ("frequency_penalty", s.frequency_penalty, _real(s.frequency_penalty), finite),
+        ("logit_bias", biases, not biases, f"a dict of token {ids} to -inf or {finite}"),
+        ("banned_ids", banned, not banned, f"a set of token {ids}"),
+        ("min_new_tokens", s.min_new_tokens, _whole(s.min_new_tokens, 0), "a whole number, at least 0"),
+        ("processor", s.processor, s.processor is None or callable(s.processor), "None or a function"),
+        ("logprobs", s.logprobs, s.logprobs is None or _whole(s.logprobs, 0, vocab_size), f"None or 0 to {size}"),
+    )
+    for name, value, sound, allowed in checks:
+        if not sound:
+            raise InvalidOption(name, value, allowed)
+    gone = len({*s.banned_ids, *(i for i, by in s.logit_bias.items() if by == -math.inf)})
+    if gone == vocab_size:
+        raise InvalidOption("banned_ids", f"{gone} ids", f"fewer than {size}", "At least one token must be left.")
+
+
+def _whole(value: Any, low: float, high: float = math.inf) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(low <= value <= high)
+
+
+def _real(value: Any, low: float = -LARGEST, high: float = LARGEST) -> bool:
+    return _whole(value, low, high) or (isinstance(value, float | np.floating) and bool(low <= value <= high))
