@@ -78,15 +78,16 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         size *= n
     text = f"the key/value cache of {shape[1]} slots of {shape[2]} tokens needs {size / 2**30:.1f} GiB"
     fix = "Lower the number of slots or the context length."
-    if device.type == "cpu" and size > _physical_memory():
-        raise CacheTooLarge(f"{text}; this machine has {_physical_memory() / 2**30:.1f} GiB. {fix}")
+    if device.type == "cpu" and size > physical_memory():
+        raise CacheTooLarge(f"{text}; this machine has {physical_memory() / 2**30:.1f} GiB. {fix}")
     try:
         return torch.zeros(shape, dtype=dtype, device=device)
     except RuntimeError as error:
         raise CacheTooLarge(f"{text}, which could not be allocated. {fix}") from error
 
 
-def _physical_memory() -> int:
+def physical_memory() -> int:
+    """Bytes of memory in this machine, or a huge number where it does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # a platform that does not say: the allocator will

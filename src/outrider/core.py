@@ -310,7 +310,7 @@ class Round:
         seconds: wall time of the step, shared by all sequences of the batch.
         broken: why the drafter's proposal was thrown away, or None.
         error: what went wrong if `finish_reason` is "error".
-        text: the text that became final in this round ("" without a text stream).
+        pieces: per emitted token the text that became final with it; () without a text stream.
     """
 
     sequence: Sequence
@@ -322,7 +322,7 @@ class Round:
     seconds: Seconds = Seconds()
     broken: str | None = None
     error: Exception | None = None
-    text: str = ""
+    pieces: tuple[str, ...] = ()
 
 
 class Pace(Protocol):

@@ -35,7 +35,7 @@ from outrider.errors import InvalidOption, OutriderError
 from outrider.rules.coins import streams
 from outrider.sampling import laws, token_logprobs, validate
 from outrider.text import TextStream
-from outrider.tree import depths, draft_paths, is_chain
+from outrider.tree import depths, is_chain, paths
 
 PREFILL_CHUNK = 256
 """Prompt tokens per prefill forward; fixed, so that a prompt's cache does not depend on what else is running."""
@@ -234,7 +234,7 @@ class Engine:
     def _forward(self, ready: list[Sequence], drafts: list[Draft]) -> list[torch.Tensor]:
         """Logits [1 + n, V] of each sequence's block: after its pending token and after each drafted node."""
         chains = [[s.tokens[-1], *d.tokens] for s, d in zip(ready, drafts, strict=True)]
-        places = [[0, *(1 + x for x in depths(d.parents))] for d in drafts]
+        places = [depths(d.parents) for d in drafts]
         if not self.invariant:
             logits = self.target.forward(self._block(ready, chains, places), self.cache).logits
             assert logits is not None
@@ -263,56 +263,56 @@ class Engine:
 
     def _decide(self, sequence: Sequence, draft: Draft, logits: torch.Tensor) -> _Decision:
         """Verify one draft; a failure, such as a user's processor that raises, is this sequence's alone."""
-        paths = draft_paths(draft)
+        histories = paths(draft.tokens, draft.parents)
         try:
-            target_probs = laws(logits, sequence, paths)
+            target_probs = laws(logits, sequence, histories)
             verdict = self.rule.verify(draft, target_probs, sequence.verify_coins, len(sequence.tokens))
-            return verdict, self._logprobs(sequence, draft, verdict, logits, paths)
+            return verdict, self._logprobs(sequence, draft, verdict, logits, histories)
         except OutriderError as error:
             return error
 
     def _logprobs(
-        self, sequence: Sequence, draft: Draft, verdict: Verdict, logits: torch.Tensor, paths: Ordered[tuple[int, ...]]
+        self, sequence: Sequence, draft: Draft, verdict: Verdict, logits: torch.Tensor, histories: Ordered[tuple[int, ...]]
     ) -> tuple[TokenLogprobs, ...]:
         if sequence.sampling.logprobs is None:
             return ()
         rows = [0, *(node + 1 for node in verdict.path)]
         tokens = [*(draft.tokens[node] for node in verdict.path), verdict.next_token]
-        return tuple(token_logprobs(logits[r], sequence, paths[r], t) for r, t in zip(rows, tokens, strict=True))
+        return tuple(token_logprobs(logits[r], sequence, histories[r], t) for r, t in zip(rows, tokens, strict=True))
 
     def _emit(self, sequence: Sequence, draft: Draft, decided: _Decision, broken: str | None) -> Round:
         """Cut the new tokens at the first stop or limit, append them and move the cache's length."""
         if isinstance(decided, OutriderError):
-            text = self._finish_text(sequence)
             self._release(sequence)
-            return Round(sequence, (), len(draft), finish_reason="error", broken=broken, error=decided, text=text)
+            return Round(sequence, (), len(draft), finish_reason="error", broken=broken, error=decided)
         verdict, logprobs = decided
         tokens = [*(draft.tokens[node] for node in verdict.path), verdict.next_token]
-        kept, reason, text = self._cut(sequence, tokens)
+        kept, reason, pieces = self._cut(sequence, tokens)
         sequence.tokens += kept
         self.cache.commit(sequence.slot, [0, *(node + 1 for node in verdict.path)])
         if reason is None:
             assert self.cache.lengths[sequence.slot] == len(sequence.tokens) - 1
         else:
-            text += self._finish_text(sequence)
             self._release(sequence)
         accepted = min(len(verdict.path), len(kept))
-        return Round(
-            sequence, tuple(kept), len(draft), accepted, reason, logprobs[: len(kept)], broken=broken, text=text
-        )
+        logprobs = logprobs[: len(kept)]
+        return Round(sequence, tuple(kept), len(draft), accepted, reason, logprobs, broken=broken, pieces=tuple(pieces))
 
-    def _cut(self, sequence: Sequence, tokens: list[int]) -> tuple[list[int], FinishReason | None, str]:
-        """The tokens up to the first that ends the sequence, why it ends, and the text that became final."""
-        stream, text, room = self._texts.get(sequence.id), "", self._room(sequence)
+    def _cut(self, sequence: Sequence, tokens: list[int]) -> tuple[list[int], FinishReason | None, list[str]]:
+        """The tokens up to the first that ends the sequence, why it ends, and each token's text."""
+        stream, room, pieces = self._texts.get(sequence.id), self._room(sequence), []
+        reason: FinishReason | None = None
         for count, token in enumerate(tokens, start=1):
-            if token in sequence.stop_ids:
-                return tokens[:count], "stop", text
-            text += stream.push(token) if stream else ""
-            if stream and stream.stopped is not None:
-                return tokens[:count], "stop", text
-            if count == room:
-                return tokens[:count], "length", text
-        return tokens, None, text
+            is_stop = token in sequence.stop_ids
+            pieces.append(stream.push(token) if stream and not is_stop else "")
+            if is_stop or (stream and stream.stopped is not None):
+                reason = "stop"
+            elif count == room:
+                reason = "length"
+            if reason is not None:
+                pieces[-1] += stream.finish() if stream else ""
+                break
+        return tokens[: len(pieces)], reason, pieces if stream else []
 
     # ---------------------------------------------------------------- bookkeeping
 
@@ -327,10 +327,6 @@ class Engine:
         room = self.context_length - len(sequence.tokens)
         limit = sequence.max_new_tokens
         return room if limit is None else min(room, limit - sequence.num_new_tokens)
-
-    def _finish_text(self, sequence: Sequence) -> str:
-        stream = self._texts.get(sequence.id)
-        return stream.finish() if stream else ""
 
     def _release(self, sequence: Sequence) -> None:
         self._texts.pop(sequence.id, None)
