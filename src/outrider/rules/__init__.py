@@ -1,0 +1,44 @@
+"""Rules decide which drafted tokens are kept; coins are the chance that they may use."""
+
+from __future__ import annotations
+
+from outrider.core import Rule
+from outrider.errors import InvalidOption
+from outrider.rules.chain import FITTING, BlockRule, CoupledRule, PointMassRule, TokenRule, misfit
+from outrider.rules.coins import KeyedCoins, RandomCoins, streams
+from outrider.rules.typical import TypicalRule
+
+__all__ = ["RULES", "KeyedCoins", "RandomCoins", "choose_rule", "streams"]
+
+RULES: dict[str, Rule] = {
+    "block": BlockRule(),
+    "coupled": CoupledRule(),
+    "point-mass": PointMassRule(),
+    "token": TokenRule(),
+    "typical": TypicalRule(),
+}
+"""Every rule by the name that users type."""
+
+
+def choose_rule(name: str, proposal: str, *, allow_lossy: bool = False) -> Rule:
+    """The rule of that name, if it keeps the target's law with such drafts.
+
+    Args:
+        name: a key of `RULES`, or "auto": the best lossless rule for the proposal.
+        proposal: how the drafter's tokens come about, "sampled" or "point_mass".
+        allow_lossy: accept a rule whose output does not have the target's law.
+
+    Raises:
+        InvalidOption: for an unknown name, a rule that does not fit the proposal, or a lossy rule not allowed.
+    """
+    if proposal not in FITTING:
+        raise InvalidOption("proposal", proposal, ", ".join(sorted(FITTING)), "No rule here keeps the law of others.")
+    if name != "auto" and name not in RULES:
+        raise InvalidOption("rule", name, ", ".join(["auto", *RULES]))
+    rule = RULES[FITTING[proposal] if name == "auto" else name]
+    if proposal not in rule.proposals:
+        raise misfit(rule, proposal)
+    if not rule.lossless and not allow_lossy:
+        fix = f'Choose "{FITTING[proposal]}", or allow lossy rules and say so beside the output.'
+        raise InvalidOption("rule", name, "a lossless rule, unless lossy ones are allowed (allow_lossy)", fix)
+    return rule

@@ -1,0 +1,62 @@
+"""Typical acceptance: a lossy rule that keeps plausible tokens, however the draft came about.
+
+It changes the law of the output (towards the drafter's choices), so it runs only where the user allows lossy rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.core import Coins, Draft, Law, Verdict
+from outrider.errors import InvalidOption
+from outrider.rules.chain import check_chain
+
+
+@dataclass(frozen=True)
+class TypicalRule:
+    """Keeps token x if q(x) > min(epsilon, delta exp(-H(q))), H the entropy in nats; then draws from q. Lossy.
+
+    Source: Cai et al., Medusa (2401.10774), with the settings of its published evaluation. For a one-hot q (greedy) it
+    keeps precisely the target's token. `Verdict.acceptance` holds the outcomes, 1.0 or 0.0: no coin is thrown.
+
+    Args:
+        epsilon: in (0, 1): a token this likely is always kept.
+        delta: > 0: the flatter q, the less likely a token may be and still be kept.
+
+    Raises:
+        InvalidOption: if a value is outside its range.
+    """
+
+    name = "typical"
+    lossless = False
+    proposals = frozenset({"sampled", "point_mass"})
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon < 1:
+            raise InvalidOption("epsilon", self.epsilon, "a number between 0 and 1", "Medusa's value is 0.09.")
+        if not self.delta > 0:
+            raise InvalidOption("delta", self.delta, "a number > 0", "Medusa's value is 0.3.")
+
+    def verify(self, draft: Draft, target_probs: Law, coins: Coins, position: int) -> Verdict:
+        """See `core.Rule.verify`.
+
+        Raises:
+            InvalidOption: if the draft is not a chain.
+        """
+        check_chain(self, draft)
+        kept = 0
+        while kept < len(draft) and target_probs.item(kept, draft.tokens[kept]) > self.threshold(target_probs[kept]):
+            kept += 1
+        outcomes = (1.0,) * kept + (0.0,) * (kept < len(draft))
+        return Verdict(tuple(range(kept)), coins.categorical(target_probs[kept], position + kept), outcomes)
+
+    def threshold(self, target_row: Law) -> float:
+        """The probability that a token must exceed where the target's law is `target_row` [V]."""
+        probs = target_row[target_row > 0].astype(np.float64)
+        entropy = -float((probs * np.log(probs)).sum())
+        return min(self.epsilon, self.delta * float(np.exp(-entropy)))
