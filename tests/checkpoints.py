@@ -154,7 +154,7 @@ def gguf_metadata(config: Any) -> dict[str, Any]:
 
 
 def gguf_tensors(model: Any, kind: Kind) -> dict[str, tuple[np.ndarray, Kind]]:
-    """GGUF name -> (stored bytes [rows, bytes], format): matrices in `kind`, vectors in F32, as llama.cpp stores them."""
+    """GGUF name -> (stored bytes, format): matrices [rows, bytes] in `kind`, vectors in F32, as llama.cpp has them."""
     config = model.config
     permuted = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     tensors = {}

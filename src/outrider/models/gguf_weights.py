@@ -20,19 +20,8 @@ from outrider.errors import CheckpointError, UnsupportedModel
 from outrider.models.config import DecoderConfig, config_from_gguf
 from outrider.models.gguf_file import GgufFile
 
-SUPPORTED_KINDS = (
-    Kind.F32,
-    Kind.F16,
-    Kind.BF16,
-    Kind.Q8_0,
-    Kind.Q4_0,
-    Kind.Q4_1,
-    Kind.Q5_0,
-    Kind.Q5_1,
-    Kind.Q4_K,
-    Kind.Q5_K,
-    Kind.Q6_K,
-)
+FLOAT_KINDS = (Kind.F32, Kind.F16, Kind.BF16)
+BLOCK_KINDS = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
 GROUP_KINDS = (Kind.Q4_0, Kind.Q4_1)
 GROUP_SIZE = 32
 
@@ -97,12 +86,7 @@ class GgufWeights:
 
     def __init__(self, file: GgufFile) -> None:
         self._file = file
-        for tensor in file.tensors.values():
-            if tensor.kind not in SUPPORTED_KINDS:
-                known = ", ".join(kind.name for kind in SUPPORTED_KINDS)
-                raise UnsupportedModel(
-                    f"{file.path}: tensor {tensor.name!r} is stored as {tensor.kind.name}, which is not read ({known})."
-                )
+        _check_formats(file)
         self.config = config_from_gguf(file.metadata, file.tensors.keys(), self._frequency_factors())
         self._names = {canonical_name(name): name for name in file.tensors if name != FREQUENCY_FACTORS}
         self.shapes: Mapping[str, tuple[int, ...]] = {
@@ -153,6 +137,17 @@ class GgufWeights:
         if tensor.kind is not Kind.F32 or len(tensor.shape) != 1:
             raise CheckpointError(f"{self._file.path}: {FREQUENCY_FACTORS} must be a vector of F32 numbers.")
         return tuple(self._file.rows(FREQUENCY_FACTORS).view(np.float32).ravel().tolist())
+
+
+def _check_formats(file: GgufFile) -> None:
+    for tensor in file.tensors.values():
+        allowed = FLOAT_KINDS if len(tensor.shape) == 1 else (*FLOAT_KINDS, *BLOCK_KINDS)
+        if tensor.kind not in allowed:
+            what = "vector" if len(tensor.shape) == 1 else "tensor"
+            raise UnsupportedModel(
+                f"{file.path}: {what} {tensor.name!r} is stored as {tensor.kind.name}; read are "
+                f"{', '.join(kind.name for kind in allowed)}."
+            )
 
 
 def _permuted_heads(file: GgufFile, config: DecoderConfig) -> dict[str, int]:

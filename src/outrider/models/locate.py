@@ -32,7 +32,7 @@ def locate(name: str) -> Path:
     if name == EMBEDDED_NAME:
         return embedded_path()
     path = Path(name).expanduser()
-    if path.exists():
+    if name and path.exists():
         return path
     if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
         return _from_hub(name)
