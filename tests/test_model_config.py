@@ -185,6 +185,27 @@ def test_a_size_that_is_missing_or_wrong_is_refused(name: str, value: Any) -> No
         config_from_json(changed(llama(), **{name: value}))
 
 
+ODD_VALUES: tuple[Any, ...] = (True, -1, 0, 2**70, 1.5, float("inf"), "text", [], ["a"], [[]], {}, {"a": {}}, None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_settings_of_any_other_type_give_only_our_errors_or_a_config(family: str) -> None:
+    settings = as_json(tiny_config(family, rope_parameters=YARN | {"rope_theta": 1e4}))
+    outcomes = {"read": 0, "refused": 0}
+    for where in (settings, settings["rope_parameters"]):
+        for name in (*where, "quantization_config", "mscale", "mscale_all_dim", "attention_factor"):
+            for value in ODD_VALUES:
+                part = changed(where, **{name: value})
+                try:
+                    inverse_frequencies(
+                        config_from_json(part if where is settings else settings | {"rope_parameters": part})
+                    )
+                    outcomes["read"] += 1
+                except (CheckpointError, UnsupportedModel):
+                    outcomes["refused"] += 1
+    assert min(outcomes.values()) > 50
+
+
 SLIDING = [
     ("mistral", {"sliding_window": 256}),
     ("qwen2", {"use_sliding_window": True, "sliding_window": 256, "max_window_layers": 1}),

@@ -81,8 +81,8 @@ class DecoderConfig:
         """
         sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads")
         for name in (*sizes, "head_dim", "context_length", "rms_norm_eps"):
-            if not getattr(self, name) > 0:
-                raise CheckpointError(f"{name} is {getattr(self, name)!r} in the model's config; it must be over 0.")
+            if not 0 < getattr(self, name) < 2**31:
+                raise CheckpointError(f"{name} is {getattr(self, name)!r} in the model's config, which no model has.")
         if not self.rope_theta > 1:
             raise CheckpointError(f"rope_theta is {self.rope_theta} in the model's config; it must be over 1.")
         if self.num_heads % self.num_kv_heads:
@@ -155,6 +155,8 @@ def _refuse_unsupported(settings: Mapping[str, Any], architecture: str) -> None:
 def _sliding_window(settings: Mapping[str, Any], architecture: str) -> int | None:
     """The window in use, refused where it is shorter than the context."""
     layer_types = settings.get("layer_types") or _layer_types(settings, architecture)
+    if not isinstance(layer_types, list):
+        raise CheckpointError(f"The model's config has layer_types = {layer_types!r}; it must be a list of names.")
     for layer_type in layer_types:
         if layer_type not in ("full_attention", "sliding_attention"):
             raise UnsupportedModel(f"{architecture} with layers of type {layer_type!r} is not decoded here.")
@@ -200,7 +202,7 @@ def config_from_gguf(
         CheckpointError: a size is missing or wrong.
     """
     architecture = metadata.get("general.architecture")
-    if architecture not in GGUF_ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in GGUF_ARCHITECTURES:
         known = ", ".join(GGUF_ARCHITECTURES)
         raise UnsupportedModel(
             f"GGUF architecture {architecture!r} is not one that outrider decodes itself ({known}). {ADAPTER_HINT}"
@@ -247,5 +249,6 @@ def _refuse_unsupported_gguf(values: Mapping[str, Any], head_dim: int) -> None:
         "rope.scaling.yarn_log_multiplier": 0.0,
     }
     for name, allowed in expected.items():
-        if values.get(name, allowed) != allowed:
-            raise UnsupportedModel(f"{name} = {values[name]!r} is not decoded here, only {allowed}. {ADAPTER_HINT}")
+        found = values.get(name, allowed)
+        if not isinstance(found, (int, float)) or found != allowed:
+            raise UnsupportedModel(f"{name} = {found!r} is not decoded here, only {allowed}. {ADAPTER_HINT}")

@@ -102,8 +102,7 @@ def read_vocabulary(metadata: Mapping[str, Any], path: Path) -> Vocabulary:
     kinds = _per_token(values, "token_type", len(tokens), path) or [NORMAL] * len(tokens)
     backend = _backend(values, tokens, kinds, path)
     template = metadata.get("tokenizer.chat_template")
-    sentencepiece = values["model"] == "llama"
-    adds_bos = values.get("add_bos_token", sentencepiece or values.get("pre") in ("llama-bpe", "llama3", "llama-v3"))
+    usually = values["model"] == "llama" or values.get("pre") in ("llama-bpe", "llama3", "llama-v3")
     eos_id = _token_id(values, "eos_token_id", len(tokens), path)
     ends = [eos_id, *(_token_id(values, f"{name}_token_id", len(tokens), path) for name in ("eot", "eom"))]
     return Vocabulary(
@@ -112,7 +111,7 @@ def read_vocabulary(metadata: Mapping[str, Any], path: Path) -> Vocabulary:
         backend=backend,
         bos_id=_token_id(values, "bos_token_id", len(tokens), path),
         eos_id=eos_id,
-        adds_bos=bool(adds_bos),
+        adds_bos=_flag(values, "add_bos_token", usually, path),
         stop_ids=frozenset(i for i in ends if i is not None),
         chat_template=template if isinstance(template, str) else None,
     )
@@ -135,6 +134,13 @@ def _token_id(values: Mapping[str, Any], name: str, num_tokens: int, path: Path)
         return None
     if not isinstance(found, int) or not 0 <= found < num_tokens:
         raise CheckpointError(f"{path}: tokenizer.ggml.{name} is {found!r}; the vocabulary has {num_tokens} tokens.")
+    return found
+
+
+def _flag(values: Mapping[str, Any], name: str, default: bool, path: Path) -> bool:
+    found = values.get(name, default)
+    if not isinstance(found, bool):
+        raise CheckpointError(f"{path}: tokenizer.ggml.{name} is {found!r}; it must be true or false.")
     return found
 
 
@@ -194,7 +200,7 @@ def _sentencepiece(tokens: list[str], kinds: list[int], values: Mapping[str, Any
     backend = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown_token, fuse_unk=True, byte_fallback=True))
     spelled: list[Any] = [normalizers.Replace(" ", SPACE)]
     steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if values.get("add_space_prefix", True):
+    if _flag(values, "add_space_prefix", True, path):
         # As llama.cpp and the models' own tokenizer.json do: a space before the text and after each special token.
         spelled = [normalizers.Prepend(SPACE), *spelled]
         steps.append(decoders.Strip(" ", 1, 0))

@@ -176,7 +176,7 @@ def rope_from_gguf(values: Mapping[str, Any], factors: tuple[float, ...], head_d
         CheckpointError: a number is missing or wrong.
     """
     factor = positive(values, "rope.scaling.factor", positive(values, "rope.scale_linear", 1.0))
-    kind = values.get("rope.scaling.type", "linear" if factor != 1.0 else "none")
+    kind = str(values.get("rope.scaling.type", "linear" if factor != 1.0 else "none"))
     if factors:
         return _factors_from_gguf(factors, kind, head_dim)
     if kind == "none":
