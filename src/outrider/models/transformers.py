@@ -1,0 +1,353 @@
+"""Any causal language model of `transformers` whose cache can be rolled back, behind `core.Model`.
+
+Every slot has a `transformers` cache of its own and every sequence of a block runs alone, so a row equals its own
+run alone bit for bit. What a forward wrote past the committed length is cropped before the next one.
+
+Models whose past cannot be cut (sliding windows, recurrent and hybrid layers, encoder-decoders) are refused when the
+adapter is made: first by what their config and cache declare, then by what they do (see `_probe`).
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from outrider.core import Block, Output
+from outrider.errors import CheckpointError, InvalidOption, UnsupportedModel
+
+UNBOUNDED_CONTEXT = 1 << 20
+"""Context length of a model whose config states none (ALiBi models such as BLOOM)."""
+
+_PLAIN_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}
+"""Cache layers of keys and values alone. Recurrent ones cannot go back; indexed ones (DeepSeek V3.2) can, but choose
+their keys by a top-k whose ties fall otherwise in another block."""
+
+_INSTEAD = "Decode it with its own generate()."
+
+
+class TransformersCache:
+    """One `transformers` cache per slot, cut to the committed length when its slot runs next.
+
+    Memory grows with the sequences; nothing is reserved for `capacity`.
+
+    Args:
+        config: the model's config, which says what kind of cache its layers need.
+        slots: how many sequences it holds.
+        capacity: rows that may be committed per slot.
+    """
+
+    def __init__(self, config: Any, slots: int, capacity: int) -> None:
+        self.lengths = [0] * slots
+        self.capacity = capacity
+        self._config = config
+        self._caches = [_empty_cache(config) for _ in range(slots)]
+        self._uncommitted = [0] * slots
+
+    def open(self, slot: int, width: int) -> Any:
+        """The slot's own cache, holding its committed rows and ready to take `width` more."""
+        _crop(self._caches[slot], self.lengths[slot])
+        self._uncommitted[slot] = width
+        return self._caches[slot]
+
+    def commit(self, slot: int, rows: Ordered[int]) -> None:
+        """Keep these rows of the slot's last block, in this order; a chain keeps 0, 1, ..., m."""
+        assert all(0 <= row < self._uncommitted[slot] for row in rows), "a committed row was never written"
+        if list(rows) != list(range(len(rows))):
+            self._gather(slot, rows)
+        self.lengths[slot] += len(rows)
+        self._uncommitted[slot] = 0
+        assert self.lengths[slot] <= self.capacity
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget everything from row `length` on; at 0 the slot's memory is freed."""
+        assert 0 <= length <= self.lengths[slot]
+        if length == 0:
+            self._caches[slot] = _empty_cache(self._config)
+        self.lengths[slot] = length
+        self._uncommitted[slot] = 0
+
+    def copy(self, source: int, target: int) -> None:
+        """Make slot `target` an independent copy of the committed rows of slot `source`."""
+        self._caches[target] = copy.deepcopy(self._caches[source])
+        self.lengths[target] = self.lengths[source]
+        self._uncommitted[target] = 0
+
+    def _gather(self, slot: int, rows: Ordered[int]) -> None:
+        start = self.lengths[slot]
+        kept = torch.tensor([*range(start), *(start + row for row in rows)])
+        for layer in self._caches[slot].layers:
+            if layer.keys is not None:
+                layer.keys = layer.keys.index_select(-2, kept.to(layer.keys.device))
+                layer.values = layer.values.index_select(-2, kept.to(layer.values.device))
+
+
+class TransformersModel:
+    """A `core.Model` around a loaded causal language model.
+
+    The model is put into eval mode; nothing else of it changes, and its generation config is not read.
+
+    Args:
+        model: a decoder-only model with a language modelling head, already on its device.
+        context_length: fewer tokens than the config allows; a model with a sliding window is exact, and accepted,
+            up to the window's length.
+
+    Raises:
+        InvalidOption: not a `PreTrainedModel`, or a context length outside what the config allows.
+        UnsupportedModel: the model's past cannot be rolled back; the message names the class or layer type.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, context_length: int | None = None) -> None:
+        if not isinstance(model, PreTrainedModel):
+            fix = "Load one with load_transformers(name)."
+            raise InvalidOption("model", type(model).__name__, "a transformers PreTrainedModel", fix)
+        self.model = model.eval()
+        self.device: torch.device = model.device
+        self.precision = str(model.dtype).removeprefix("torch.")
+        self.context_length = _context_length(model.config, context_length)
+        self._parameters = frozenset(inspect.signature(type(model).forward).parameters)
+        _refuse_declared(model, self._parameters, self.context_length)
+        self.vocab_size = _probe(self)
+
+    def new_cache(self, slots: int, capacity: int) -> TransformersCache:
+        """An empty cache for so many slots; its capacity is at most the model's context length."""
+        for name, value in (("slots", slots), ("capacity", capacity)):
+            if value < 1:
+                raise InvalidOption(name, value, "at least 1")
+        return TransformersCache(self.model.config, slots, min(capacity, self.context_length))
+
+    def forward(self, block: Block, cache: TransformersCache) -> Output:
+        """Run each sequence of the block on the committed rows of its slot; no length moves.
+
+        Rows past the context length may be in a block that was padded to a fixed width, but not be committed.
+
+        Returns:
+            Logits [B, N, V] in float32 on the model's device, or None for a prefill block.
+
+        Raises:
+            UnsupportedModel: the block is a tree.
+        """
+        if block.ancestors is not None:
+            raise UnsupportedModel("Tree drafts are not supported for transformers models yet; chains work.")
+        logits = None if block.prefill else torch.zeros(*block.tokens.shape, self.vocab_size, device=self.device)
+        for row, (slot, width) in enumerate(zip(block.slots, block.widths, strict=True)):
+            tokens, positions = block.tokens[row, :width], block.positions[row, :width]
+            start = cache.lengths[slot]
+            assert positions.tolist() == list(range(start, start + width)), "positions do not continue the slot"
+            positions = positions.clamp(max=self.context_length - 1)  # rows past the context are padding
+            found = self.run(tokens, positions, cache.open(slot, width), all_logits=not block.prefill)
+            if logits is not None:
+                logits[row, :width] = found
+        return Output(logits)
+
+    @torch.inference_mode()
+    def run(self, tokens: torch.Tensor, positions: torch.Tensor, cache: Any, all_logits: bool = True) -> torch.Tensor:
+        """Run [n] tokens of one sequence on its own `transformers` cache, which they are appended to.
+
+        Returns:
+            Logits [n, V], or [1, V] of the last token where the model can leave out the others.
+        """
+        positions = positions.to(self.device)
+        offered = {
+            "cache": cache,
+            "past_key_values": cache,  # the name of `cache` in earlier versions
+            "position_ids": positions[None],
+            "cache_position": positions,
+            "use_cache": True,
+            "logits_to_keep": 0 if all_logits else 1,  # 0 means all
+        }
+        taken = {name: value for name, value in offered.items() if name in self._parameters}
+        output = self.model(input_ids=tokens[None].to(self.device), return_dict=True, **taken)
+        return output.logits[0].float()  # type: ignore[no-any-return]
+
+
+def load_transformers(
+    name_or_path: str,
+    dtype: torch.dtype | str = "auto",
+    device: torch.device | str = "cpu",
+    *,
+    context_length: int | None = None,
+) -> TransformersModel:
+    """Load a folder or a Hugging Face id and wrap it; safetensors only, and no code of the checkpoint's own is run.
+
+    Args:
+        name_or_path: what `from_pretrained` takes.
+        dtype: a torch dtype; "auto" is what the checkpoint was saved in.
+        device: where the model runs.
+        context_length: see `TransformersModel`.
+
+    Raises:
+        InvalidOption: a dtype or device that cannot be used.
+        CheckpointError: nothing there, a damaged file, or weights that do not fit the config.
+        UnsupportedModel: not a causal language model that can be decoded exactly here.
+    """
+    _check_placement(dtype, device)
+    if Path(name_or_path).is_dir() and not Path(name_or_path, "config.json").is_file():
+        raise CheckpointError(f"{name_or_path!r} has no config.json; give the folder that holds it and the weights.")
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            name_or_path, dtype=dtype, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+        )
+    except OSError as error:
+        raise CheckpointError(
+            f"No model could be read at {name_or_path!r}: {_first_line(error)} "
+            "Give a folder with config.json and *.safetensors files, or the id of one on the Hugging Face hub."
+        ) from error
+    except ValueError as error:
+        raise UnsupportedModel(
+            f"transformers has no causal language model for {name_or_path!r}: {_first_line(error)} "
+            "Checkpoints that bring their own code are not run; use an architecture that transformers includes."
+        ) from error
+    except Exception as error:  # safetensors and torch raise their own kinds for damaged files and wrong shapes
+        raise CheckpointError(
+            f"The weights at {name_or_path!r} cannot be loaded: {_first_line(error)} Download or convert them again."
+        ) from error
+    for kind in ("missing_keys", "unexpected_keys"):
+        if info[kind]:
+            raise CheckpointError(
+                f"The weights at {name_or_path!r} do not fit its config: {len(info[kind])} {kind.replace('_', ' ')}, "
+                f"first {min(info[kind])!r}. If that is right, load it yourself and give it to TransformersModel."
+            )
+    return TransformersModel(model.to(device), context_length=context_length)
+
+
+def _check_placement(dtype: torch.dtype | str, device: torch.device | str) -> None:
+    if dtype != "auto" and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise InvalidOption("dtype", dtype, '"auto" or a floating-point torch dtype')
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidOption("device", str(device), "a device of this torch and machine", _first_line(error)) from error
+
+
+def _empty_cache(config: Any) -> DynamicCache:
+    cache = DynamicCache(config=config)
+    # A window layer drops rows as it fills; a plain one keeps them, and the context fits in the window.
+    cache.layers = [DynamicLayer() if getattr(layer, "is_sliding", False) else layer for layer in cache.layers]
+    return cache
+
+
+def _crop(cache: Any, length: int) -> None:
+    # Layer by layer, because a forward that failed half-way has grown only some of them.
+    for layer in cache.layers:
+        if layer.keys is not None and layer.get_seq_length() > length:
+            layer.crop(length - layer.get_seq_length())
+
+
+def _context_length(config: Any, wanted: int | None) -> int:
+    text = config.get_text_config(decoder=True)
+    stated = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len", "n_positions"))
+    limit = next((value for value in stated if isinstance(value, int) and value > 0), UNBOUNDED_CONTEXT)
+    ropes = getattr(text, "rope_parameters", None) or {}
+    for rope in (ropes, *ropes.values()):
+        # Beyond its original length, longrope turns new rows by other angles than the rows already cached.
+        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+            limit = min(limit, rope["original_max_position_embeddings"])
+    if wanted is not None and not 1 <= wanted <= limit:
+        raise InvalidOption("context_length", wanted, f"1 to {limit} for this model")
+    return wanted or limit
+
+
+def _refuse_declared(model: PreTrainedModel, parameters: frozenset[str], context_length: int) -> None:
+    """Refuse what the class, the config or the kind of cache says cannot be rolled back."""
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModel(f"{name} is an encoder-decoder model; only decoder-only models are supported.")
+    if not model.can_generate():
+        raise UnsupportedModel(f"{name} has no language modelling head; load it with AutoModelForCausalLM.")
+    if not parameters & {"cache", "past_key_values"}:
+        raise UnsupportedModel(f"{name}.forward takes no key/value cache that could be rolled back. {_INSTEAD}")
+    kinds = _layer_kinds(model.config)
+    for index, layer in enumerate(_declared_cache(model).layers):
+        where = f"Layer {index} of {name}" + (f" ({kinds[index]})" if index < len(kinds) else "")
+        _refuse_layer(where, layer, context_length)
+    if getattr(model, "_is_stateful", False):
+        listed = ", ".join(sorted(set(kinds))) or "layer types not listed"
+        raise UnsupportedModel(f"{name} ({listed}) keeps a state that cannot be rolled back. {_INSTEAD}")
+
+
+def _declared_cache(model: PreTrainedModel) -> DynamicCache:
+    try:
+        return DynamicCache(config=model.config)
+    except Exception as error:  # an unknown layer type is a KeyError there, a missing window a TypeError
+        text = f"transformers makes no cache for {type(model).__name__}: {_first_line(error)} {_INSTEAD}"
+        raise UnsupportedModel(text) from error
+
+
+def _refuse_layer(where: str, layer: Any, context_length: int) -> None:
+    kind = type(layer).__name__
+    if kind not in _PLAIN_LAYERS:
+        raise UnsupportedModel(
+            f"{where} keeps its past in a {kind}, not in plain keys and values that can be rolled back. {_INSTEAD}"
+        )
+    window = getattr(layer, "sliding_window", None)
+    if window is not None and window < context_length:
+        raise UnsupportedModel(
+            f"{where} forgets what is more than {window} tokens back ({kind}), less than the context of "
+            f"{context_length}, and cannot be rolled back after that. Pass context_length={window} to stop there."
+        )
+
+
+def _layer_kinds(config: Any) -> Ordered[str]:
+    text = config.get_text_config(decoder=True)
+    return getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Logits [3, V] of the same three tokens: after a roll-back, on a fresh cache, and without a cache."""
+
+    rolled: torch.Tensor
+    fresh: torch.Tensor
+    uncached: torch.Tensor
+
+
+def _trial(model: TransformersModel, vocab_size: int) -> _Trial:
+    """Run three tokens, three wrong ones, roll those back and run three others; and again without the wrong ones."""
+    config, first, second = model.model.config, torch.arange(3), torch.arange(3, 6)
+    start, wrong, right = (torch.arange(1, 10) * vocab_size // 10).reshape(3, 3)
+    rolled, fresh = _empty_cache(config), _empty_cache(config)
+    model.run(start, first, rolled)
+    model.run(wrong, second, rolled)
+    _crop(rolled, 3)
+    model.run(start, first, fresh)
+    whole = torch.cat((start, right))[None].to(model.device)
+    with torch.inference_mode():  # positions of the model's own choosing
+        uncached = model.model(input_ids=whole, use_cache=False, return_dict=True).logits[0, 3:].float()
+    return _Trial(model.run(right, second, rolled), model.run(right, second, fresh), uncached)
+
+
+def _probe(model: TransformersModel) -> int:
+    """Refuse a model in whose logits a roll-back leaves a trace, or that its cache makes another model.
+
+    Returns:
+        The vocabulary size, as the logits have it.
+    """
+    name, config = type(model.model).__name__, model.model.config
+    kinds = ", ".join(sorted({type(layer).__name__ for layer in _empty_cache(config).layers})) or "DynamicCache"
+    try:
+        trial = _trial(model, config.get_text_config(decoder=True).vocab_size)
+    except Exception as error:  # a model may fail in any way on a cache that it was not written for
+        raise UnsupportedModel(f"{name} failed on a cache of {kinds}: {_first_line(error)} {_INSTEAD}") from error
+    if trial.fresh.ndim != 2 or 0 in trial.fresh.shape or trial.fresh.isnan().any():
+        shape = list(trial.fresh.shape)
+        raise UnsupportedModel(f"{name} gives logits {shape} for 3 tokens, or NaN; check its weights and dtype.")
+    # Roll-back and fresh cache call the same kernels on the same shapes, so they may differ by much less.
+    scale, noise = float(trial.fresh.abs().max()), torch.finfo(model.model.dtype).eps ** 0.5
+    if not torch.allclose(trial.rolled, trial.fresh, rtol=0, atol=scale * noise / 8):
+        raise UnsupportedModel(f"{name} remembers rows that were cropped from its cache of {kinds}. {_INSTEAD}")
+    if not torch.allclose(trial.uncached, trial.fresh, rtol=0, atol=scale * noise):
+        raise UnsupportedModel(f"{name} gives other logits with its cache of {kinds} than without one. {_INSTEAD}")
+    return trial.fresh.shape[-1]
+
+
+def _first_line(error: Exception) -> str:
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return line if line.endswith((".", "!", "?")) else line + "."
