@@ -134,18 +134,35 @@ def _penalise(scores: torch.Tensor, raw: torch.Tensor, sequence: Sequence, paths
 
 
 def _apply(processor: Any, scores: torch.Tensor, sequence: Sequence, paths: Paths) -> torch.Tensor:
-    """The user's processor on a copy of every row; what it returns is copied at once, for it may reuse a buffer."""
-    result = torch.empty_like(scores)
+    """The user's processor on every row, each from copies.
+
+    It never sees a history that decoding could not reach, on which a grammar might raise: rows behind a stop id or
+    behind a token that it has itself forbidden stay as they are, for no rule gets there.
+    """
+    result, rows, unreached = torch.empty_like(scores), dict[tuple[int, ...], int](), list[int]()
     for row, path in enumerate(paths):
-        try:
-            made = processor([*sequence.tokens, *path], scores[row].clone())
-            if not (isinstance(made, torch.Tensor) and made.is_floating_point() and made.shape == scores[row].shape):
-                got = (made.dtype, *made.shape) if isinstance(made, torch.Tensor) else type(made).__name__
-                raise TypeError(f"it returned {got}, not a float tensor of shape {tuple(scores[row].shape)}")
-            result[row] = made.detach()
-        except Exception as error:
-            raise ProcessorError(f"The logits processor failed with {type(error).__name__}: {error}") from error
+        parent = rows.get(path[:-1]) if path else None
+        forbidden = parent is not None and result[parent, path[-1]] == -torch.inf
+        if forbidden or not sequence.stop_ids.isdisjoint(path):
+            result[row] = -torch.inf  # so that the rows behind it are not reached either
+            unreached.append(row)
+        else:
+            result[row] = _call(processor, [*sequence.tokens, *path], scores[row].clone())
+        rows.setdefault(path, row)
+    result[unreached] = scores[unreached]
     return result
+
+
+def _call(processor: Any, token_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+    shape = logits.shape
+    try:
+        made = processor(token_ids, logits)
+        if isinstance(made, torch.Tensor) and made.is_floating_point() and made.shape == shape:
+            return made.detach()
+        got = (made.dtype, *made.shape) if isinstance(made, torch.Tensor) else type(made).__name__
+        raise TypeError(f"it returned {got}, not a float tensor of shape {tuple(shape)}")
+    except Exception as error:
+        raise ProcessorError(f"The logits processor failed with {type(error).__name__}: {error}") from error
 
 
 def _softmax(scores: torch.Tensor, temperature: float) -> Law:
@@ -169,7 +186,8 @@ def _filter(law: Law, scores: torch.Tensor, sampling: Sampling) -> None:
             ids = np.flatnonzero(row >= sampling.min_p * row.max())
         probs = row[ids]
         if sampling.top_p < 1:
-            kept = _nucleus(probs, sampling.top_p * (probs.sum(dtype=np.float64) if sampling.top_k else 1))
+            whole = probs if least is not None else row
+            kept = _nucleus(probs, sampling.top_p * whole.sum(dtype=np.float64))
             ids, probs = ids[kept], probs[kept]
         kept = probs >= sampling.min_p * probs.max()
         ids, probs = ids[kept], probs[kept]

@@ -1,0 +1,95 @@
+"""The geometry of drafts against what one gets by walking from each node to the root."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core import Draft
+from outrider.errors import InvalidOption
+from outrider.tree import ancestors, depths, is_chain, paths, positions, validate
+
+#        pending
+#        /     \
+#       0       2
+#      / \      |
+#     1   3     4
+#         |
+#         5
+PARENTS = (-1, 0, -1, 0, 2, 3)
+TOKENS = (10, 11, 12, 13, 14, 15)
+
+
+@st.composite
+def trees(draw):
+    size = draw(st.integers(0, 12))
+    return [draw(st.integers(-1, i - 1)) for i in range(size)]
+
+
+def line_of(parents, node):
+    """The node and those above it, from the root down; -1, the pending token, left out."""
+    return [*line_of(parents, parents[node]), node] if node >= 0 else []
+
+
+def test_a_tree_drawn_by_hand():
+    assert depths(PARENTS) == [0, 1, 2, 1, 2, 2, 3]
+    assert positions(PARENTS, 40) == [40, 41, 42, 41, 42, 42, 43]
+    assert paths(TOKENS, PARENTS) == [(), (10,), (10, 11), (12,), (10, 13), (12, 14), (10, 13, 15)]
+    assert ancestors(PARENTS).int().tolist() == [
+        [1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0],
+        [1, 0, 0, 1, 0, 0, 0],
+        [1, 1, 0, 0, 1, 0, 0],
+        [1, 0, 0, 1, 0, 1, 0],
+        [1, 1, 0, 0, 1, 0, 1],
+    ]
+
+
+def test_the_empty_draft_is_the_pending_token_alone():
+    assert (depths(()), positions((), 7), paths((), ())) == ([0], [7], [()])
+    assert ancestors(()).tolist() == [[True]]
+    assert is_chain(())
+
+
+def test_a_chain_has_ascending_positions_a_triangular_mask_and_prefixes_as_paths():
+    draft = Draft.chain((5, 6, 7))
+    assert is_chain(draft.parents)
+    assert positions(draft.parents, 3) == [3, 4, 5, 6]
+    assert np.array_equal(ancestors(draft.parents).numpy(), np.tri(4, dtype=bool))
+    assert paths(draft.tokens, draft.parents) == [(), (5,), (5, 6), (5, 6, 7)]
+
+
+@given(trees())
+def test_every_entry_is_what_its_way_to_the_root_says(parents):
+    validate(parents)
+    tokens = [100 + i for i in range(len(parents))]
+    lines = [line_of(parents, node) for node in range(-1, len(parents))]
+    assert depths(parents) == [len(line) for line in lines]
+    assert paths(tokens, parents) == [tuple(tokens[i] for i in line) for line in lines]
+    expected = [[j == 0 or j - 1 in line for j in range(len(lines))] for line in lines]
+    assert ancestors(parents).tolist() == expected
+    assert is_chain(parents) == (parents == list(range(-1, len(parents) - 1)))
+
+
+@pytest.mark.parametrize(
+    ("parents", "node"),
+    [
+        ((0,), 0),
+        ((-2,), 0),
+        ((-1, 1), 1),
+        ((-1, 0, 5), 2),
+        ((-1, 0.0), 1),
+        ((-1, True), 1),
+        ((-1, None), 1),
+        (("-1",), 0),
+    ],
+)
+def test_parents_that_are_no_tree_are_refused_by_the_first_wrong_node(parents, node):
+    with pytest.raises(InvalidOption, match=rf"parents\[{node}\]"):
+        validate(parents)
+
+
+def test_tokens_and_parents_of_different_length_are_refused():
+    with pytest.raises(ValueError, match="zip"):
+        paths((1, 2), (-1,))
