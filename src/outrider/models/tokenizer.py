@@ -32,6 +32,9 @@ class Tokenizer:
         inner: a `transformers` tokenizer.
         stop_ids: tokens that end generation.
         prefix_ids: what a raw prompt starts with: BOS where the model wants one, else nothing.
+
+    Besides these it shows `bos_id`, `eos_id`, `special_ids`, `vocab_size` (highest id + 1) and `chat_template` (its
+    Jinja source, or None).
     """
 
     def __init__(self, inner: Any, *, stop_ids: frozenset[int], prefix_ids: tuple[int, ...]) -> None:
@@ -40,13 +43,9 @@ class Tokenizer:
         self.prefix_ids = prefix_ids
         self.bos_id: int | None = inner.bos_token_id
         self.eos_id: int | None = inner.eos_token_id
+        self.chat_template = _template(inner)
         self.special_ids = frozenset(_special_ids(inner))
         self.vocab_size = max(inner.get_vocab().values()) + 1
-
-    @property
-    def chat_template(self) -> str | None:
-        """Jinja source of the chat template, if the model has one."""
-        return _template(self._inner)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without BOS or EOS; special tokens written out in the text become their ids.
