@@ -1,0 +1,264 @@
+"""The commands `outrider generate` and `outrider chat`."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider import __version__
+from outrider.cli import options as o
+from outrider.cli.report import DEFINITIONS, as_json, ending, positions, problems, summary, verdict
+from outrider.cli.screen import Screen, open_screen
+from outrider.errors import InvalidOption, OutriderError
+
+if TYPE_CHECKING:
+    from outrider.cli.runs import Comparison
+    from outrider.generation import Result, TextEngine
+
+USER_ERROR, INTERRUPTED = 2, 130
+
+# Without typer's pretty tracebacks: they print the values of variables, prompts among them.
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def main() -> None:
+    """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 is no reason to fail
+    app(prog_name="outrider")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"outrider {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _outrider(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Exact speculative decoding: the text of the target alone, with fewer forwards of it."""
+
+
+@app.command()
+def generate(
+    prompt: o.Prompt = None,
+    prompt_file: o.PromptFile = None,
+    system: o.System = None,
+    raw: o.Raw = False,
+    target: o.Target = None,
+    drafter: o.Drafter = None,
+    num_draft_tokens: o.NumDraftTokens = None,
+    rule: o.Rule = None,
+    allow_lossy: o.AllowLossy = False,
+    precision: o.Precision = None,
+    context_length: o.ContextLength = None,
+    threads: o.Threads = None,
+    invariant: o.Invariant = False,
+    max_new_tokens: o.MaxNewTokens = None,
+    min_new_tokens: o.MinNewTokens = None,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    min_p: o.MinP = None,
+    repetition_penalty: o.RepetitionPenalty = None,
+    presence_penalty: o.PresencePenalty = None,
+    frequency_penalty: o.FrequencyPenalty = None,
+    seed: o.Seed = None,
+    stop: o.Stop = None,
+    compare: o.Compare = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Answer or continue one prompt.
+
+    The text streams to standard output, everything else goes to standard error.
+    Control characters in the text are shown as \\x1b and the like; --json has them.
+    """
+    given = dict(locals())  # every option by its name
+    screen = open_screen(quiet=quiet, json=json)
+    with _leaving_cleanly(screen):
+        _check_output(given)
+        text = o.read_prompt(prompt, prompt_file)
+        model, request = _requested(given)
+        engine, opening = _load(screen, model, request, system), o.system_message(system)
+        if opening:
+            request["messages"] = [*opening, {"role": "user", "content": text}]
+        else:
+            request |= {"prompt": text, "raw": raw}
+        raise typer.Exit(answer(engine, screen, request, compare=compare, json=json))
+
+
+@app.command()
+def chat(
+    system: o.System = None,
+    target: o.Target = None,
+    drafter: o.Drafter = None,
+    num_draft_tokens: o.NumDraftTokens = None,
+    rule: o.Rule = None,
+    allow_lossy: o.AllowLossy = False,
+    precision: o.Precision = None,
+    context_length: o.ContextLength = None,
+    threads: o.Threads = None,
+    invariant: o.Invariant = False,
+    max_new_tokens: o.MaxNewTokens = None,
+    min_new_tokens: o.MinNewTokens = None,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    min_p: o.MinP = None,
+    repetition_penalty: o.RepetitionPenalty = None,
+    presence_penalty: o.PresencePenalty = None,
+    frequency_penalty: o.FrequencyPenalty = None,
+    seed: o.Seed = None,
+    stop: o.Stop = None,
+    quiet: o.QuietChat = False,
+) -> None:
+    """Talk to the model, or answer the lines of a pipe one by one.
+
+    /reset forgets the conversation, /stats shows the counts so far, /exit or Ctrl-D ends.
+    Ctrl-C stops an answer; what there is of it stays in the conversation.
+    """
+    given = dict(locals())  # every option by its name
+    screen = open_screen(quiet=quiet)
+    with _leaving_cleanly(screen):
+        model, request = _requested(given)
+        engine = _load(screen, model, request, system)
+        if engine.tokenizer.chat_template is None:
+            fix = "Use outrider generate --raw."
+            raise InvalidOption("target", target or "smollm2", "a model with a chat template", fix)
+        from outrider.cli.chat import Chat
+
+        Chat(engine, screen, request, o.system_message(system)).run()
+
+
+# ---------------------------------------------------------------- steps of the commands
+
+
+def _check_output(given: dict[str, Any]) -> None:
+    if given["raw"] and given["system"] is not None:
+        raise InvalidOption("raw", True, "no --raw with --system", "A system message needs the chat template.")
+    if given["compare"] and given["quiet"] and not given["json"]:
+        raise InvalidOption("quiet", True, "no --quiet with --compare", "Add --json, or the comparison is not shown.")
+
+
+def _requested(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments for `outrider.load` and for `TextEngine.add`; what was not given is left to them, but for the seed."""
+    model, request = o.values(o.MODEL_OPTIONS, given), o.values(o.TEXT_OPTIONS, given)
+    request.setdefault("seed", secrets.randbits(63))  # drawn here: a plain and a speculative run need the same one
+    return model, request
+
+
+def _load(screen: Screen, model: dict[str, Any], request: dict[str, Any], system: str | None) -> TextEngine:
+    with screen.loading() as progress:
+        o.check(model, request, system)
+        from outrider.loading import load
+
+        engine = load(slots=1, progress=progress, **model)
+        o.check_request(request, engine.engine.target.vocab_size)
+    rule, drafter = engine.engine.rule, engine.engine.drafter
+    if not rule.lossless:
+        screen.warn(f"rule {rule.name} is LOSSY: the text does not have the law of the target.")
+    if request.get("temperature", 0) > 0:
+        screen.note(f"Seed: {request['seed']}")
+    if drafter.name != "none":
+        screen.legend()
+    return engine
+
+
+def answer(
+    engine: TextEngine, screen: Screen, request: dict[str, Any], *, compare: bool = False, json: bool = False
+) -> int:
+    """Decode one request, show its text and what happened, and print the JSON object if it is wanted.
+
+    Args:
+        engine: decodes.
+        screen: shows.
+        request: arguments of `TextEngine.add`.
+        compare: decode plainly first.
+        json: print the object of `report.as_json`.
+
+    Returns:
+        The exit code: 0, 2 if decoding failed, 130 after Ctrl-C.
+    """
+    result, comparison = _compare(engine, screen, request) if compare else (_decode(engine, screen, request), None)
+    _report(engine, screen, result, comparison)
+    if json:
+        typer.echo(as_json(result, comparison))
+    return {"cancelled": INTERRUPTED, "error": USER_ERROR}.get(result.finish_reason, 0)
+
+
+def _decode(engine: TextEngine, screen: Screen, request: dict[str, Any]) -> Result:
+    from outrider.cli.runs import decode
+
+    return decode(engine, engine.add(**request), screen.token).result
+
+
+def _compare(engine: TextEngine, screen: Screen, request: dict[str, Any]) -> tuple[Result, Comparison]:
+    """Plainly, then speculatively; if the plain run does not end by itself, it is the result."""
+    from outrider.cli.runs import Comparison, decode, plain_twin, warm_up
+
+    plain = plain_twin(engine)
+    sequence = plain.add(**request)  # first of all, for it refuses a bad request
+    plain.cancel(sequence)
+    screen.note("Warming up with a few tokens ...")
+    for each in (plain, engine):
+        warm_up(each, sequence.tokens[-1])
+    screen.note("Plain decoding:")
+    base = decode(plain, plain.add(**request), screen.plain_token).result
+    if base.finish_reason not in ("stop", "length"):
+        screen.token(base.text)
+        return base, Comparison(base, None, sequence.sampling.temperature)
+    screen.note("Speculative decoding:")
+    result = _decode(engine, screen, request)
+    return result, Comparison(base, result, sequence.sampling.temperature)
+
+
+def _report(engine: TextEngine, screen: Screen, result: Result, comparison: Comparison | None) -> None:
+    """Close the text; then how it ended, the tables, and what went wrong."""
+    screen.end_text()
+    if ending(result):
+        screen.note(ending(result))
+    beside = comparison.plain.stats if comparison and comparison.speculative else None
+    for table in (summary(result.stats, beside), *positions(result.stats)):
+        screen.note(table)
+    screen.note(DEFINITIONS)
+    if comparison is not None:
+        screen.note(verdict(comparison, invariant=engine.engine.invariant))
+    for problem in problems(result.stats):
+        screen.warn(problem)
+    if result.error is not None:
+        screen.error(str(result.error))
+
+
+@contextmanager
+def _leaving_cleanly(screen: Screen) -> Iterator[None]:
+    """A user's mistake becomes a message and exit code 2, Ctrl-C code 130; anything else is a bug and shows itself."""
+    try:
+        yield
+    except OutriderError as error:
+        screen.error(str(_as_typed(error)))
+        raise typer.Exit(USER_ERROR) from error
+    except KeyboardInterrupt as interrupt:
+        screen.error("Interrupted.")
+        raise typer.Exit(INTERRUPTED) from interrupt
+
+
+def _as_typed(error: OutriderError) -> OutriderError:
+    """The error with the option named as users type it."""
+    if not isinstance(error, InvalidOption):
+        return error
+    if error.name == "prompt" or error.name not in inspect.signature(generate).parameters:
+        return error
+    return InvalidOption("--" + error.name.replace("_", "-"), error.value, error.allowed, error.fix)
