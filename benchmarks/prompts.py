@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-PASSAGE = """The old lighthouse at Marrow Point was built in 1871 by a company of shipowners who had lost nine vessels in \
-a single winter. Its tower is thirty-one metres high and painted in broad red and white bands, so that sailors can tell \
-it from the grey stone tower at Hollin Head, twelve miles to the south. The first keeper, Edwin Farrow, lived there with \
-his wife and four children for twenty-six years. He kept a diary in which he noted the weather, the passing ships and the \
-price of lamp oil. On the night of 3 November 1888 the lamp failed during a storm, and Farrow burned his own furniture \
-on the gallery until morning to keep a light showing. Every ship came safely into the harbour. The company gave him a \
-silver watch, which is now in the town museum together with the diary. In 1934 the oil lamp was replaced by an electric \
-one, and in 1986 the last keeper left, because the light had become automatic. Today the tower belongs to the town. \
-Visitors can climb the one hundred and fifty-two steps on Saturdays and Sundays between April and October, when the \
+PASSAGE = """\
+The old lighthouse at Marrow Point was built in 1871 by a company of shipowners who had lost nine vessels in \
+a single winter. Its tower is thirty-one metres high and painted in broad red and white bands, so that \
+sailors can tell it from the grey stone tower at Hollin Head, twelve miles to the south. The first keeper, \
+Edwin Farrow, lived there with his wife and four children for twenty-six years. He kept a diary in which he \
+noted the weather, the passing ships and the price of lamp oil. On the night of 3 November 1888 the lamp \
+failed during a storm, and Farrow burned his own furniture on the gallery until morning to keep a light \
+showing. Every ship came safely into the harbour. The company gave him a silver watch, which is now in the \
+town museum together with the diary. In 1934 the oil lamp was replaced by an electric one, and in 1986 the \
+last keeper left, because the light had become automatic. Today the tower belongs to the town. Visitors can \
+climb the one hundred and fifty-two steps on Saturdays and Sundays between April and October, when the \
 weather is good enough and a volunteer is there to open the door."""
 
 EDIT = [
-    "Repeat the following text exactly, but write 1872 instead of 1871, Edward instead of Edwin, and seven instead of "
-    f"nine.\n\n{PASSAGE}",
+    f"Repeat this text exactly, but write 1872 for 1871, Edward for Edwin, and seven for nine:\n\n{PASSAGE}",
     f"Copy this text word for word, replacing 'lighthouse' with 'beacon' and 'silver' with 'golden':\n\n{PASSAGE}",
 ]
 

@@ -19,7 +19,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from prompts import CHAT, EDIT
 from provenance import RESULTS, provenance
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
@@ -30,6 +29,7 @@ from outrider.core import Block
 from outrider.generation import TextEngine
 from outrider.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.locate import locate
+from prompts import CHAT, EDIT
 
 WIDTHS = (1, 2, 4, 8, 12, 16)
 

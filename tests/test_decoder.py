@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import FAMILIES, save_folder, tiny_model, write_gguf
 from gguf.constants import GGMLQuantizationType as Kind
 
+from checkpoints import FAMILIES, save_folder, tiny_model, write_gguf
 from outrider.cache import KVCache
 from outrider.core import Block
 from outrider.errors import CacheTooLarge, InvalidOption

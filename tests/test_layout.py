@@ -19,17 +19,20 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "outrider"
 
-BASE = {"core", "errors", "cache"}
+BASE = {"core", "errors", "memory", "cache", "rounds"}
 METHOD = BASE | {"sampling", "tree", "text"}
 MAY_IMPORT = {
     "errors": set(),
+    "memory": {"errors"},
     "core": {"errors"},
-    "cache": {"core", "errors"},
+    "cache": {"core", "errors", "memory"},
+    "rounds": {"core", "errors"},
     "sampling": BASE,
     "tree": BASE,
     "text": BASE,
     "rules": METHOD,
-    "engine": METHOD | {"rules"},
+    "guard": METHOD,
+    "engine": METHOD | {"guard", "rules"},
     "models": METHOD,
     "drafters": METHOD,
 }

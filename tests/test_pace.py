@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from outrider.core import Round
 from outrider.errors import InvalidOption
 from outrider.planning.pace import AutoPace, FixedPace
+from outrider.rounds import Round
 from toy import make_sequence
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_decoder import advance, block
 
 from outrider.cache import KEY_BLOCK, KVCache
 from outrider.models import decoder as decoder_module
 from outrider.models.decoder import Decoder
+from test_decoder import advance, block
 
 CAPACITY = 1100
 TEXT = torch.randint(3, 49152, (CAPACITY,), generator=torch.Generator().manual_seed(5)).tolist()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence as Ordered
 
 import torch
 
-from outrider.errors import CacheTooLarge
+from outrider.memory import zeros
 
 KEY_BLOCK = 256
 """Rows are allocated, and attended to, in multiples of this: a fixed kernel shape keeps a row's bits (design 2.5)."""
@@ -47,7 +46,7 @@ class KVCache:
         rows = -(-capacity // KEY_BLOCK) * KEY_BLOCK
         shape = (num_layers, slots, rows, 2 * num_kv_heads, head_dim)
         # Zeros, not empty: a masked row has weight 0, and 0 times stale NaN would still be NaN.
-        self.data = _zeros(shape, dtype, torch.device(device))
+        self.data = zeros(shape, dtype, torch.device(device))
         self.rows = [[layer[slot] for slot in range(slots)] for layer in self.data]
         """rows[layer][slot] is [capacity, 2 * kv_heads, head_dim], a view."""
 
@@ -70,25 +69,3 @@ class KVCache:
         length = self.lengths[source]
         self.data[:, target, :length] = self.data[:, source, :length]
         self.lengths[target] = length
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    size = dtype.itemsize
-    for n in shape:
-        size *= n
-    text = f"the key/value cache of {shape[1]} slots of {shape[2]} tokens needs {size / 2**30:.1f} GiB"
-    fix = "Lower the number of slots or the context length."
-    if device.type == "cpu" and size > physical_memory():
-        raise CacheTooLarge(f"{text}; this machine has {physical_memory() / 2**30:.1f} GiB. {fix}")
-    try:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    except RuntimeError as error:
-        raise CacheTooLarge(f"{text}, which could not be allocated. {fix}") from error
-
-
-def physical_memory() -> int:
-    """Bytes of memory in this machine, or a huge number where it does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # a platform that does not say: the allocator will
-        return 2**63

@@ -11,31 +11,19 @@ from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
+from itertools import pairwise
 from time import perf_counter
-from typing import Any
 
 import torch
 
-from outrider.core import (
-    Block,
-    Draft,
-    Drafter,
-    FinishReason,
-    Model,
-    Pace,
-    Round,
-    Rule,
-    Sampling,
-    Seconds,
-    Sequence,
-    TokenLogprobs,
-    Verdict,
-)
+from outrider import tree
+from outrider.core import Block, Draft, Drafter, Model, Rule, Sampling, Sequence, Verdict
 from outrider.errors import InvalidOption, OutriderError
+from outrider.guard import check_request, fault, until_stop
+from outrider.rounds import FinishReason, Pace, Round, Seconds, TokenLogprobs
 from outrider.rules.coins import streams
 from outrider.sampling import laws, token_logprobs, validate
 from outrider.text import TextStream
-from outrider.tree import depths, is_chain, paths
 
 PREFILL_CHUNK = 256
 """Prompt tokens per prefill forward; fixed, so that a prompt's cache does not depend on what else is running."""
@@ -118,7 +106,7 @@ class Engine:
         sampling = sampling or Sampling()
         validate(sampling, self.target.vocab_size)
         tokens, stops = list(prompt), frozenset(stop_ids)
-        self._check_request(tokens, max_new_tokens)
+        check_request(tokens, max_new_tokens, self.target.vocab_size, self.context_length)
         seed = secrets.randbits(63) if seed is None else seed
         draft_coins, verify_coins = streams(seed, coupled=self.rule.name == "coupled")
         sequence = Sequence(
@@ -163,7 +151,7 @@ class Engine:
         clock.append(perf_counter())
         rounds = [self._emit(*each) for each in zip(ready, drafts, decided, broken, strict=True)]
         clock.append(perf_counter())
-        draft, target, verify, other = (after - before for before, after in zip(clock, clock[1:], strict=False))
+        draft, target, verify, other = (after - before for before, after in pairwise(clock))
         rounds = [replace(r, seconds=Seconds(draft, target, verify, other)) for r in rounds]
         self.pace.observe(rounds)
         return rounds
@@ -196,7 +184,7 @@ class Engine:
     def _prefill_chunk(self, sequence: Sequence) -> None:
         done = self.cache.lengths[sequence.slot]
         chunk = sequence.tokens[done : min(done + PREFILL_CHUNK, len(sequence.tokens) - 1)]
-        self.target.forward(self._block([sequence], [chunk], [range(len(chunk))], prefill=True), self.cache)
+        self.target.forward(self._block([sequence], [chunk], [list(range(len(chunk)))], prefill=True), self.cache)
         self.cache.commit(sequence.slot, range(len(chunk)))
 
     def _propose(self, ready: list[Sequence]) -> tuple[list[Draft], list[str | None]]:
@@ -207,78 +195,49 @@ class Engine:
             assert len(drafts) == len(ready), f"{len(drafts)} drafts for {len(ready)} sequences"
         except Exception as error:  # a drafter may be the user's: it must never end the sequence, only be counted
             return [Draft()] * len(ready), [f"{type(error).__name__}: {error}"] * len(ready)
-        faults = [self._fault(d, k) for d, k in zip(drafts, budgets, strict=True)]
-        return [Draft() if f else _until_stop(d, s) for d, s, f in zip(drafts, ready, faults, strict=True)], faults
-
-    def _fault(self, draft: Draft, budget: int) -> str | None:
-        """Why a draft cannot be verified, or None."""
-        vocab = self.target.vocab_size
-        if not isinstance(draft, Draft) or not len(draft.tokens) == len(draft.parents) <= max(budget, 0):
-            return f"not a draft of at most {budget} tokens with one parent each: {str(draft)[:80]}"
-        if not is_chain(draft.parents):
-            return f"parents {draft.parents}: only chains are supported"
-        if not all(isinstance(t, int) and 0 <= t < vocab for t in draft.tokens):
-            return f"tokens {draft.tokens}: ids must be whole numbers from 0 to {vocab - 1}"
-        if not draft.tokens:
-            return None
-        if draft.proposal not in self.rule.proposals:
-            return f"a {draft.proposal} draft, which rule {self.rule.name!r} does not accept"
-        if draft.proposal == "sampled":
-            probs = draft.draft_probs
-            if probs is None or probs.shape != (len(draft), vocab):
-                return f"draft_probs must have shape {(len(draft), vocab)}"
-            if not all(probs[i, t] > 0 for i, t in enumerate(draft.tokens)):
-                return "draft_probs gives probability 0 to a drafted token"
-        return None
+        faults = [fault(d, k, self.rule, self.target.vocab_size) for d, k in zip(drafts, budgets, strict=True)]
+        return [Draft() if f else until_stop(d, s) for d, s, f in zip(drafts, ready, faults, strict=True)], faults
 
     def _forward(self, ready: list[Sequence], drafts: list[Draft]) -> list[torch.Tensor]:
         """Logits [1 + n, V] of each sequence's block: after its pending token and after each drafted node."""
-        chains = [[s.tokens[-1], *d.tokens] for s, d in zip(ready, drafts, strict=True)]
-        places = [depths(d.parents) for d in drafts]
+        blocks = [[s.tokens[-1], *d.tokens] for s, d in zip(ready, drafts, strict=True)]
+        depths = [tree.depths(d.parents) for d in drafts]
         if not self.invariant:
-            logits = self.target.forward(self._block(ready, chains, places), self.cache).logits
-            assert logits is not None
-            return [row[: len(chain)] for row, chain in zip(logits, chains, strict=True)]
-        rows = []
-        for sequence, chain in zip(ready, chains, strict=True):
-            padded = chain + [chain[-1]] * (INVARIANT_WIDTH - len(chain))
-            output = self.target.forward(self._block([sequence], [padded], [range(INVARIANT_WIDTH)]), self.cache)
-            assert output.logits is not None
-            rows.append(output.logits[0, : len(chain)])
-        return rows
+            return self._run(ready, blocks, depths)
+        alone = ([s] for s in ready)
+        padded = [tokens + tokens[-1:] * (INVARIANT_WIDTH - len(tokens)) for tokens in blocks]
+        places = list(range(INVARIANT_WIDTH))
+        logits = [self._run(s, [tokens], [places])[0] for s, tokens in zip(alone, padded, strict=True)]
+        return [rows[: len(tokens)] for rows, tokens in zip(logits, blocks, strict=True)]
+
+    def _run(self, sequences: list[Sequence], tokens: list[list[int]], depths: list[list[int]]) -> list[torch.Tensor]:
+        """One target forward; logits [width, V] of each sequence's tokens, each `depth` past the committed rows."""
+        logits = self.target.forward(self._block(sequences, tokens, depths), self.cache).logits
+        assert logits is not None
+        return [rows[: len(row)] for rows, row in zip(logits, tokens, strict=True)]
 
     def _block(
-        self, sequences: list[Sequence], tokens: list[list[int]], offsets: Iterable[Iterable[int]], prefill: bool = False
+        self, sequences: list[Sequence], tokens: list[list[int]], depths: list[list[int]], prefill: bool = False
     ) -> Block:
         width = max(len(row) for row in tokens)
         starts = [self.cache.lengths[s.slot] for s in sequences]
-        places = [[start + x for x in row] for start, row in zip(starts, offsets, strict=True)]
-        return Block(
-            torch.tensor([row + [0] * (width - len(row)) for row in tokens]),
-            torch.tensor([row + [0] * (width - len(row)) for row in places]),
-            tuple(s.slot for s in sequences),
-            tuple(len(row) for row in tokens),
-            prefill=prefill,
-        )
+        positions = [[start + depth for depth in row] for start, row in zip(starts, depths, strict=True)]
+        padded = [[row + [0] * (width - len(row)) for row in rows] for rows in (tokens, positions)]
+        slots, widths = tuple(s.slot for s in sequences), tuple(len(row) for row in tokens)
+        return Block(torch.tensor(padded[0]), torch.tensor(padded[1]), slots, widths, prefill=prefill)
 
     def _decide(self, sequence: Sequence, draft: Draft, logits: torch.Tensor) -> _Decision:
         """Verify one draft; a failure, such as a user's processor that raises, is this sequence's alone."""
-        histories = paths(draft.tokens, draft.parents)
+        paths = tree.paths(draft.tokens, draft.parents)
         try:
-            target_probs = laws(logits, sequence, histories)
+            target_probs = laws(logits, sequence, paths)
             verdict = self.rule.verify(draft, target_probs, sequence.verify_coins, len(sequence.tokens))
-            return verdict, self._logprobs(sequence, draft, verdict, logits, histories)
+            if sequence.sampling.logprobs is None:
+                return verdict, ()
+            rows = zip((0, *(node + 1 for node in verdict.path)), _new_tokens(draft, verdict), strict=True)
+            return verdict, tuple(token_logprobs(logits[r], sequence, paths[r], token) for r, token in rows)
         except OutriderError as error:
             return error
-
-    def _logprobs(
-        self, sequence: Sequence, draft: Draft, verdict: Verdict, logits: torch.Tensor, histories: Ordered[tuple[int, ...]]
-    ) -> tuple[TokenLogprobs, ...]:
-        if sequence.sampling.logprobs is None:
-            return ()
-        rows = [0, *(node + 1 for node in verdict.path)]
-        tokens = [*(draft.tokens[node] for node in verdict.path), verdict.next_token]
-        return tuple(token_logprobs(logits[r], sequence, histories[r], t) for r, t in zip(rows, tokens, strict=True))
 
     def _emit(self, sequence: Sequence, draft: Draft, decided: _Decision, broken: str | None) -> Round:
         """Cut the new tokens at the first stop or limit, append them and move the cache's length."""
@@ -286,16 +245,14 @@ class Engine:
             self._release(sequence)
             return Round(sequence, (), len(draft), finish_reason="error", broken=broken, error=decided)
         verdict, logprobs = decided
-        tokens = [*(draft.tokens[node] for node in verdict.path), verdict.next_token]
-        kept, reason, pieces = self._cut(sequence, tokens)
+        kept, reason, pieces = self._cut(sequence, _new_tokens(draft, verdict))
         sequence.tokens += kept
         self.cache.commit(sequence.slot, [0, *(node + 1 for node in verdict.path)])
         if reason is None:
             assert self.cache.lengths[sequence.slot] == len(sequence.tokens) - 1
         else:
             self._release(sequence)
-        accepted = min(len(verdict.path), len(kept))
-        logprobs = logprobs[: len(kept)]
+        accepted, logprobs = min(len(verdict.path), len(kept)), logprobs[: len(kept)]
         return Round(sequence, tuple(kept), len(draft), accepted, reason, logprobs, broken=broken, pieces=tuple(pieces))
 
     def _cut(self, sequence: Sequence, tokens: list[int]) -> tuple[list[int], FinishReason | None, list[str]]:
@@ -320,7 +277,8 @@ class Engine:
         return [s for s in self._slots if s is not None]
 
     def _is_ready(self, sequence: Sequence) -> bool:
-        return self.cache.lengths[sequence.slot] >= sequence.prompt_length - 1
+        cached: int = self.cache.lengths[sequence.slot]
+        return cached >= sequence.prompt_length - 1
 
     def _room(self, sequence: Sequence) -> int:
         """Tokens that may still be emitted."""
@@ -333,27 +291,9 @@ class Engine:
         if sequence.slot >= 0 and self._slots[sequence.slot] is sequence:
             self._slots[sequence.slot] = None
 
-    def _check_request(self, tokens: list[int], max_new_tokens: int | None) -> None:
-        vocab, context = self.target.vocab_size, self.context_length
-        if not tokens:
-            raise InvalidOption("prompt", tokens, "at least one token", "Give some text, or a chat message.")
-        if len(tokens) >= context:
-            fix = "Shorten it or load with a larger context."
-            raise InvalidOption("prompt", f"{len(tokens)} tokens", f"fewer than the context of {context} tokens", fix)
-        bad: Any = next((t for t in tokens if not isinstance(t, int) or not 0 <= t < vocab), None)
-        if bad is not None:
-            raise InvalidOption("prompt token", bad, f"whole numbers from 0 to {vocab - 1}")
-        if max_new_tokens is not None and (not isinstance(max_new_tokens, int) or max_new_tokens < 1):
-            raise InvalidOption("max_new_tokens", max_new_tokens, "1 or more, or None for no limit")
-
 
 _Decision = tuple[Verdict, tuple[TokenLogprobs, ...]] | OutriderError
 
 
-def _until_stop(draft: Draft, sequence: Sequence) -> Draft:
-    """Nothing after a drafted stop token can be emitted, so it is not worth verifying."""
-    for count, token in enumerate(draft.tokens, start=1):
-        if token in sequence.stop_ids and count < len(draft):
-            probs = None if draft.draft_probs is None else draft.draft_probs[:count]
-            return replace(draft, tokens=draft.tokens[:count], parents=draft.parents[:count], draft_probs=probs)
-    return draft
+def _new_tokens(draft: Draft, verdict: Verdict) -> list[int]:
+    return [*(draft.tokens[node] for node in verdict.path), verdict.next_token]

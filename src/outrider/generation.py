@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Any, Literal, Protocol
 
-from outrider.core import FinishReason, Round, Sampling, Sequence, TokenLogprobs
+from outrider.core import Sampling, Sequence
 from outrider.engine import Engine
 from outrider.errors import InvalidOption
+from outrider.rounds import FinishReason, Round, TokenLogprobs
 from outrider.stats import Stats, collect
 from outrider.text import TextStream
 
@@ -98,9 +99,7 @@ class TextEngine:
         self._lock = RLock()
         self._inboxes: dict[int, deque[Round]] = {}
 
-    def generate(
-        self, prompt: Prompt | None = None, *, messages: Messages | None = None, **options: Any
-    ) -> Result:
+    def generate(self, prompt: Prompt | None = None, *, messages: Messages | None = None, **options: Any) -> Result:
         """Decode one request to its end.
 
         Args:

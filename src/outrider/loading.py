@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from outrider.core import Drafter, Model, Pace
+from outrider.core import Drafter, Model
 from outrider.drafters import build, check_drafter
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import INVARIANT_WIDTH, Engine
@@ -21,6 +21,7 @@ from outrider.models.locate import locate
 from outrider.models.precision import SAMPLE_TEXT, choose_precision
 from outrider.models.tokenizer import Tokenizer, compare_vocabularies, load_tokenizer
 from outrider.planning.pace import AutoPace, FixedPace
+from outrider.rounds import Pace
 from outrider.rules import RULES, choose_rule
 
 Progress = Callable[[str, int, int], None]

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from outrider.core import Law, Sampling, Sequence, TokenLogprobs
+from outrider.core import Law, Sampling, Sequence
 from outrider.errors import InvalidOption, OutriderError, ProcessorError
+from outrider.rounds import TokenLogprobs
 
 Paths = Ordered[tuple[int, ...]]
 LARGEST = 1e30
@@ -29,7 +30,8 @@ def laws(logits: torch.Tensor, sequence: Sequence, paths: Paths) -> Law:
     processor, temperature, top-k, top-p, min-p; the filters mean what transformers' warpers mean. At temperature 0 a
     row is one-hot at its largest logit, the lowest id if several are equal. As the temperature falls towards 0 the
     law still shares its mass among exactly equal logits; only at 0 itself does the lowest id take all. A row's law
-    does not depend on the rows beside it. Ids beyond V, which a drafter of fewer tokens meets, are passed over.
+    does not depend on the rows beside it. Ids beyond V, which a drafter of fewer tokens meets, are passed over. The
+    processor is called once per row, but not behind a stop id or a token it forbade: decoding never gets there.
 
     Args:
         logits: [n, V] of any float type and device; never modified.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from outrider.core import Round, Seconds
+from outrider.rounds import Round, Seconds
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from outrider.cli.report import DEFINITIONS, ending, positions, problems, summary
+from outrider.cli.report import ending, problems, tables
 from outrider.cli.runs import Run, decode
 from outrider.cli.screen import Screen
-from outrider.core import Round
 from outrider.errors import InvalidOption, OutriderError
 from outrider.generation import Result, TextEngine
+from outrider.rounds import Round
 from outrider.stats import collect
 
 HELP = "/reset forgets the conversation, /stats shows the counts so far, /exit or Ctrl-D ends; Ctrl-C stops an answer."
@@ -74,9 +74,8 @@ class Chat:
             precision=engine.target.precision,
             prefill_seconds=self._prefill_seconds,
         )
-        for table in (summary(stats), *positions(stats)):
+        for table in tables(stats):
             self._screen.note(table)
-        self._screen.note(DEFINITIONS)
 
     def _answer(self, text: str) -> None:
         asked = [*self.messages, {"role": "user", "content": text}]

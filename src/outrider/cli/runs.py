@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal
 
-from outrider.core import Round, Sequence
+from outrider.core import Sequence
 from outrider.drafters import NoDrafter
 from outrider.engine import Engine
 from outrider.generation import Result, TextEngine
 from outrider.planning.pace import FixedPace
+from outrider.rounds import Round
 from outrider.rules import choose_rule
 
 Show = Callable[[str, Literal["accepted", "next"]], None]

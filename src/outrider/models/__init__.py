@@ -1,0 +1,1 @@
+"""Targets: checkpoints, tokenizers, the native decoder, and the adapter for transformers models."""

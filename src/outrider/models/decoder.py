@@ -83,6 +83,11 @@ class Decoder:
         """Whether a position's logits are the same bits in any block and batch (chains, on a CPU)."""
         return self.device.type == "cpu" and self.precision in ("float16", "q4")
 
+    @property
+    def pads_to_same_bits(self) -> bool:
+        """Whether forwards of one fixed width give a position the same bits wherever it stands (on a CPU)."""
+        return self.device.type == "cpu"
+
     def new_cache(self, slots: int, capacity: int) -> KVCache:
         """An empty cache for `slots` sequences of up to `capacity` tokens.
 
@@ -190,12 +195,13 @@ def _attend(q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor) -> torch.Tens
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x * weight / sqrt(mean(x^2) + eps) over the last dimension; few operators, each row alike."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x * (norm.square() / x.shape[-1] + eps).rsqrt() * weight
+    scaled: torch.Tensor = x * (norm.square() / x.shape[-1] + eps).rsqrt() * weight
+    return scaled
 
 
 def _unflatten(rows: torch.Tensor, block: Block) -> torch.Tensor:
     """[T, F] -> [B, N, F]; padding rows are zero."""
     if len(block.widths) == 1:
         return rows[None]
-    parts = rows.split(list(block.widths))
+    parts = torch.split(rows, list(block.widths))
     return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)

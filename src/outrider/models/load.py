@@ -116,9 +116,7 @@ class _Builder:
         weights = [self.rows(name, rows) for name, rows in parts]
         return self.float_linear(torch.cat(weights), _merged_bias(weights, biases))
 
-    def merged4(
-        self, parts: tuple[tuple[str, torch.Tensor | None], ...], biases: list[torch.Tensor | None]
-    ) -> Linear:
+    def merged4(self, parts: tuple[tuple[str, torch.Tensor | None], ...], biases: list[torch.Tensor | None]) -> Linear:
         groups = [self.groups(name, rows) for name, rows in parts]
         stored = [g for g in groups if g is not None]
         if len(stored) == len(groups):
@@ -157,4 +155,3 @@ def _merged_bias(weights: list[torch.Tensor], biases: list[torch.Tensor | None])
         return None
     filled = [torch.zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
     return torch.cat(filled)
-

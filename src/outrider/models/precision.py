@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from importlib import resources
 
 import torch
 
-from outrider.cache import physical_memory
 from outrider.core import Block, Model
 from outrider.errors import InvalidOption
+from outrider.memory import physical_memory
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.decoder import Decoder
 from outrider.models.load import Progress, available_precisions, load_decoder
@@ -17,10 +18,11 @@ from outrider.models.load import Progress, available_precisions, load_decoder
 MAX_KL = 1e-3
 """Nats per token that `auto` allows between a precision and float32."""
 
-SAMPLE_TEXT = """The tide tables for the northern harbour were printed on thin blue paper, and every captain kept a copy \
-folded in his coat. Twice a day the sea climbed the stone steps; twice a day it left them green and slick. "If you \
-measure it," said the harbour master, "you will find 4.2 metres between low and high water in March, but only 3.1 in \
-June." The reason is simple: the Sun and the Moon pull together when they stand in line.
+SAMPLE_TEXT = """\
+The tide tables for the northern harbour were printed on thin blue paper, and every captain kept a copy \
+folded in his coat. Twice a day the sea climbed the stone steps; twice a day it left them green and slick. \
+"If you measure it," said the harbour master, "you will find 4.2 metres between low and high water in March, \
+but only 3.1 in June." The reason is simple: the Sun and the Moon pull together when they stand in line.
 
 def height(t, mean=2.1, amplitude=1.9, period=12.42):
     return mean + amplitude * math.cos(2 * math.pi * t / period)
@@ -83,7 +85,7 @@ def _fastest_first(device: torch.device) -> tuple[str, ...]:
 
 
 def _reference(checkpoint: Checkpoint, device: torch.device, progress: Progress | None) -> Decoder:
-    size = 4 * sum(checkpoint.num_elements(name) for name in checkpoint.names)
+    size = 4 * sum(math.prod(shape) for shape in checkpoint.weights.shapes.values())
     if size > physical_memory():
         raise InvalidOption(
             "precision",

@@ -1,0 +1,1 @@
+"""Planning: how many tokens to draft."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from outrider.core import Round, Sequence
+from outrider.core import Sequence
 from outrider.errors import InvalidOption
+from outrider.rounds import Round
 
 MAX_K = 64
 """Longest draft that may be asked for."""
@@ -26,7 +27,7 @@ class FixedPace:
         self.k = _checked("k", k, 0)
 
     def budgets(self, sequences: list[Sequence]) -> list[int]:
-        """See `core.Pace`."""
+        """See `rounds.Pace`."""
         return [self.k] * len(sequences)
 
     def observe(self, rounds: list[Round]) -> None:
@@ -75,11 +76,11 @@ class AutoPace:
         self._habits: WeakKeyDictionary[Sequence, _Habit] = WeakKeyDictionary()
 
     def budgets(self, sequences: list[Sequence]) -> list[int]:
-        """See `core.Pace`."""
+        """See `rounds.Pace`."""
         return [self._budget(self._habit(sequence)) for sequence in sequences]
 
     def observe(self, rounds: list[Round]) -> None:
-        """See `core.Pace`."""
+        """See `rounds.Pace`."""
         for round_ in rounds:
             if round_.finish_reason is not None:
                 self._habits.pop(round_.sequence, None)

@@ -1,0 +1,35 @@
+"""Memory for caches: asked for before it is taken, so that too much is an error with a number in it."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import torch
+
+from outrider.errors import CacheTooLarge
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of zeros for a cache [layers, slots, rows, ...]; on a CPU its pages are taken as they are written.
+
+    Raises:
+        CacheTooLarge: it is larger than this machine's memory, or the allocator refuses.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    text = f"the key/value cache of {shape[1]} slots of {shape[2]} tokens needs {size / 2**30:.1f} GiB"
+    fix = "Lower the number of slots or the context length."
+    if device.type == "cpu" and size > physical_memory():
+        raise CacheTooLarge(f"{text}; this machine has {physical_memory() / 2**30:.1f} GiB. {fix}")
+    try:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    except RuntimeError as error:
+        raise CacheTooLarge(f"{text}, which could not be allocated. {fix}") from error
+
+
+def physical_memory() -> int:
+    """Bytes of memory in this machine, or a huge number where it does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 2**63

@@ -1,0 +1,84 @@
+"""What a step reports of each sequence, and the protocol of those who learn from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from outrider.core import Sequence
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Wall time of a round by part: drafting, the target's forward, laws and verification, everything else."""
+
+    draft: float = 0.0
+    target: float = 0.0
+    verify: float = 0.0
+    other: float = 0.0
+
+    def __add__(self, more: Seconds) -> Seconds:
+        return Seconds(
+            self.draft + more.draft, self.target + more.target, self.verify + more.verify, self.other + more.other
+        )
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole round."""
+        return self.draft + self.target + self.verify + self.other
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities (natural) of one emitted token under the processed law.
+
+    Args:
+        chosen: of the token itself.
+        top: the likeliest tokens, (id, log-probability), best first.
+    """
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one step did for one sequence.
+
+    Args:
+        sequence: whose round it was.
+        token_ids: emitted tokens, already cut at a stop or limit; () if the sequence ended without emitting.
+        num_drafted: drafted nodes that were verified.
+        num_accepted: drafted nodes that were kept *and* emitted; they come first in `token_ids`.
+        finish_reason: set in the sequence's last round.
+        logprobs: one per emitted token if asked for, else ().
+        seconds: wall time of the step, shared by all sequences of the batch.
+        broken: why the drafter's proposal was thrown away, or None.
+        error: what went wrong if `finish_reason` is "error".
+        pieces: per emitted token the text that became final with it; () without a text stream.
+    """
+
+    sequence: Sequence
+    token_ids: tuple[int, ...]
+    num_drafted: int = 0
+    num_accepted: int = 0
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    seconds: Seconds = Seconds()
+    broken: str | None = None
+    error: Exception | None = None
+    pieces: tuple[str, ...] = ()
+
+
+class Pace(Protocol):
+    """Decides how many tokens to draft."""
+
+    def budgets(self, sequences: list[Sequence]) -> list[int]:
+        """Wanted draft lengths, each >= 0, from what was seen before this round only."""
+        ...
+
+    def observe(self, rounds: list[Round]) -> None:
+        """Learn from a finished step."""
+        ...
