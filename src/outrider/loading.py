@@ -64,7 +64,8 @@ def load(
         rule: "auto", "token", "block", "point-mass", "coupled", or "typical" (lossy).
         precision: "float32", "bfloat16", "float16", "q4", or "auto": the fastest within 1e-3 nats of float32.
         slots: sequences decoded together; more wait in line.
-        context_length: tokens per sequence; None for the target's own limit.
+        context_length: tokens per sequence; None for the target's own limit. A target with a sliding window needs one,
+            at most the window's length.
         invariant: fixed-width forwards, for equal bits where the kernels alone do not give them.
         allow_lossy: accept rules that change the output law.
         device: "cpu" or a CUDA device.
@@ -79,7 +80,7 @@ def load(
     check_options(num_draft_tokens=num_draft_tokens, rule=rule, precision=precision, invariant=invariant)
     _set_threads(threads)
     place = _device(device)
-    loaded = _load_model(target, precision, place, progress, tokenizer)
+    loaded = _load_model(target, precision, place, progress, tokenizer, context_length)
     if invariant and not getattr(loaded.model, "pads_to_same_bits", False):
         raise InvalidOption("invariant", True, "False for this target", "It needs the native decoder on a CPU.")
     length = context_length or loaded.model.context_length
@@ -126,17 +127,22 @@ def _device(name: str) -> torch.device:
 
 
 def _load_model(
-    target: Any, precision: str, device: torch.device, progress: Progress | None, tokenizer: Any = None
+    target: Any,
+    precision: str,
+    device: torch.device,
+    progress: Progress | None,
+    tokenizer: Any = None,
+    context_length: int | None = None,
 ) -> _Loaded:
     if not isinstance(target, str | Path):
-        return _wrap(target, precision, tokenizer)
+        return _wrap(target, precision, tokenizer, context_length)
     path = locate(str(target))
     try:
         checkpoint = open_checkpoint(path)
     except UnsupportedModel:
         if not path.is_dir():
             raise
-        return _adapt(path, precision, device)
+        return _adapt(path, precision, device, context_length)
     spoken = load_tokenizer(path)
     report = None if progress is None else lambda done, total: progress(str(target), done, total)
     if precision == "auto":
@@ -146,23 +152,24 @@ def _load_model(
     return _Loaded(model, spoken)
 
 
-def _adapt(path: Path, precision: str, device: torch.device) -> _Loaded:
+def _adapt(path: Path, precision: str, device: torch.device, context_length: int | None) -> _Loaded:
     from outrider.models.transformers import load_transformers
 
     if precision == "q4":
         raise InvalidOption("precision", precision, "float32, bfloat16, float16", "q4 needs a 4-bit GGUF file.")
     dtype = torch.float32 if precision == "auto" else getattr(torch, precision)
-    return _Loaded(load_transformers(str(path), dtype, device), load_tokenizer(path))
+    model = load_transformers(str(path), dtype, device, context_length=context_length)
+    return _Loaded(model, load_tokenizer(path))
 
 
-def _wrap(model: Any, precision: str, tokenizer: Any) -> _Loaded:
+def _wrap(model: Any, precision: str, tokenizer: Any, context_length: int | None) -> _Loaded:
     """A transformers model that the user holds already."""
     from transformers import AutoTokenizer
 
     from outrider.models.tokenizer import wrap_tokenizer
     from outrider.models.transformers import TransformersModel
 
-    adapter = TransformersModel(model)
+    adapter = TransformersModel(model, context_length=context_length)
     if precision not in ("auto", adapter.precision):
         fix = "A loaded model keeps its own precision; cast it before."
         raise InvalidOption("precision", precision, f"auto, {adapter.precision}", fix)
