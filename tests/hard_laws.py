@@ -44,6 +44,7 @@ def awkward_laws() -> list[Law]:
     laws += [
         np.array([0.0, 0.0, 5e-324, 0.0]),
         np.array([0.0, 1e-310, 1.0, 0.0]),
+        np.array([0.0, 1e-315, 2e-315, 0.0]),
         np.array([0.0, 1e-45, 0.0], np.float32),
     ]
     cut = np.where(laws[3] > 2e-4, laws[3], 0.0)

@@ -104,7 +104,7 @@ def test_the_empty_draft_fits_every_rule(rule: Rule, proposal: str, coupled: boo
 def test_typical_keeps_what_is_likely_enough_for_a_law_so_flat() -> None:
     rule, (_, coins) = RULES["typical"], streams(0, coupled=False)
     assert isinstance(rule, TypicalRule)
-    peaked, flat = np.array([0.92, 0.08] + [0.0] * 98), np.full(100, 0.01)
+    peaked, flat = np.array([0.91, 0.09] + [0.0] * 98), np.full(100, 0.01)
     assert rule.threshold(peaked) == 0.09
     assert rule.threshold(flat) == pytest.approx(0.3 / 100)
     rows = np.stack([flat, peaked, peaked])

@@ -20,6 +20,7 @@ from enumeration import (
     likeliest,
     mean_emitted,
     one_round,
+    outcomes,
     random_model,
     sampled_chain,
     target_rows,
@@ -159,15 +160,15 @@ def test_a_greedy_target_keeps_the_longest_matching_start_and_nothing_else() -> 
 def test_next_tokens_are_drawn_for_their_own_positions(rule: Rule) -> None:
     target, draft = pair("dense", "dense", vocab=2, seed=0)
 
-    def check(coins: BranchingCoins) -> None:
+    def program(coins: BranchingCoins) -> tuple[list[int], int]:
         chain = sampled_chain(draft, 2)(coins)
         coins.positions.clear()
         verdict = rule.verify(chain, target_rows(target, chain.tokens), coins, POSITION)
-        assert coins.positions[-1] == POSITION + len(verdict.path)
-        assert coins.positions == sorted(set(coins.positions))
+        return coins.positions, POSITION + len(verdict.path)
 
-    for script in every_string(2, 5):
-        check(BranchingCoins(script))
+    for (positions, of_next_token), _ in outcomes(program):
+        assert positions[-1] == of_next_token
+        assert positions == sorted(set(positions))
 
 
 @for_sampled

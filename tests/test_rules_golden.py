@@ -90,6 +90,12 @@ def test_how_many_tokens_the_block_rule_keeps(
     assert found == fractions(by_length)
 
 
+def test_where_draft_and_target_agree_there_is_no_chance_to_lose_a_token() -> None:
+    assert stop_chance(1, 0) == 1
+    assert stop_chance(1.0, 0.0) == 1.0
+    assert stop_chance(0.5, 0.0) == 0.0
+
+
 def test_a_refused_first_token_does_not_end_the_block() -> None:
     """The token rule's coin refuses "a" half the time and drops both; the block rule keeps both for sure."""
     draft = two_letter_draft((A, B))
