@@ -57,6 +57,6 @@ class TypicalRule:
 
     def threshold(self, target_row: Law) -> float:
         """The probability that a token must exceed where the target's law is `target_row` [V]."""
-        probs = target_row[target_row > 0].astype(np.float64)
-        entropy = -float((probs * np.log(probs)).sum())
+        probs = target_row.astype(np.float64)
+        entropy = -float((probs * np.log(np.where(probs > 0, probs, 1))).sum())
         return min(self.epsilon, self.delta * float(np.exp(-entropy)))
