@@ -17,9 +17,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from outrider.core import Sampling
 from outrider.errors import InvalidOption, OutriderError, ProcessorError
-from outrider.sampling import laws, token_logprobs, validate
+from outrider.options import Sampling, validate
+from outrider.sampling import laws, token_logprobs
 from outrider.tree import paths as paths_of
 from toy import make_sequence
 

@@ -364,6 +364,13 @@ def test_special_tokens_have_no_text():
     assert deliveries(["", "a", "", "", "b", ""]) == (["", "a", "", "", "b", ""], "", None)
 
 
+def test_many_special_tokens_inside_a_character_do_not_break_it():
+    specials = [""] * 40
+    pieces, rest, _ = deliveries(["x", b"\xe2", *specials, b"\x82", *specials, b"\xac", "y"])
+    assert "".join(pieces) == "x€y"
+    assert rest == ""
+
+
 def test_no_tokens_have_no_text():
     assert deliveries([]) == ([], "", None)
 

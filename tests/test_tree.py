@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import Draft
-from outrider.errors import InvalidOption
-from outrider.tree import ancestors, depths, is_chain, paths, positions, validate
+from outrider.tree import ancestors, depths, is_chain, paths
 
 #        pending
 #        /     \
@@ -33,7 +32,6 @@ def line_of(parents, node):
 
 def test_a_tree_drawn_by_hand():
     assert depths(PARENTS) == [0, 1, 2, 1, 2, 2, 3]
-    assert positions(PARENTS, 40) == [40, 41, 42, 41, 42, 42, 43]
     assert paths(TOKENS, PARENTS) == [(), (10,), (10, 11), (12,), (10, 13), (12, 14), (10, 13, 15)]
     assert ancestors(PARENTS).int().tolist() == [
         [1, 0, 0, 0, 0, 0, 0],
@@ -47,22 +45,21 @@ def test_a_tree_drawn_by_hand():
 
 
 def test_the_empty_draft_is_the_pending_token_alone():
-    assert (depths(()), positions((), 7), paths((), ())) == ([0], [7], [()])
+    assert (depths(()), paths((), ())) == ([0], [()])
     assert ancestors(()).tolist() == [[True]]
     assert is_chain(())
 
 
-def test_a_chain_has_ascending_positions_a_triangular_mask_and_prefixes_as_paths():
+def test_a_chain_has_ascending_depths_a_triangular_mask_and_prefixes_as_paths():
     draft = Draft.chain((5, 6, 7))
     assert is_chain(draft.parents)
-    assert positions(draft.parents, 3) == [3, 4, 5, 6]
+    assert depths(draft.parents) == [0, 1, 2, 3]
     assert np.array_equal(ancestors(draft.parents).numpy(), np.tri(4, dtype=bool))
     assert paths(draft.tokens, draft.parents) == [(), (5,), (5, 6), (5, 6, 7)]
 
 
 @given(trees())
 def test_every_entry_is_what_its_way_to_the_root_says(parents):
-    validate(parents)
     tokens = [100 + i for i in range(len(parents))]
     lines = [line_of(parents, node) for node in range(-1, len(parents))]
     assert depths(parents) == [len(line) for line in lines]
@@ -70,24 +67,6 @@ def test_every_entry_is_what_its_way_to_the_root_says(parents):
     expected = [[j == 0 or j - 1 in line for j in range(len(lines))] for line in lines]
     assert ancestors(parents).tolist() == expected
     assert is_chain(parents) == (parents == list(range(-1, len(parents) - 1)))
-
-
-@pytest.mark.parametrize(
-    ("parents", "node"),
-    [
-        ((0,), 0),
-        ((-2,), 0),
-        ((-1, 1), 1),
-        ((-1, 0, 5), 2),
-        ((-1, 0.0), 1),
-        ((-1, True), 1),
-        ((-1, None), 1),
-        (("-1",), 0),
-    ],
-)
-def test_parents_that_are_no_tree_are_refused_by_the_first_wrong_node(parents, node):
-    with pytest.raises(InvalidOption, match=rf"parents\[{node}\]"):
-        validate(parents)
 
 
 def test_tokens_and_parents_of_different_length_are_refused():

@@ -7,20 +7,19 @@ It knows nothing of models, drafts or rules: only logits, and the history in fro
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Ordered
 from typing import Any
 
 import numpy as np
 import torch
 
-from outrider.core import Law, Sampling, Sequence
-from outrider.errors import InvalidOption, OutriderError, ProcessorError
+from outrider.core import Law, Sequence
+from outrider.errors import OutriderError, ProcessorError
+from outrider.options import LARGEST, Sampling
 from outrider.rounds import TokenLogprobs
 
 Paths = Ordered[tuple[int, ...]]
-LARGEST = 1e30
-"""No option is larger, so that all are finite in float32; temperatures below 1 / LARGEST count as 1 / LARGEST."""
 
 
 def laws(logits: torch.Tensor, sequence: Sequence, paths: Paths) -> Law:
@@ -150,7 +149,7 @@ def _apply(processor: Any, scores: torch.Tensor, sequence: Sequence, paths: Path
             unreached.append(row)
         else:
             result[row] = _call(processor, [*sequence.tokens, *path], scores[row].clone())
-        rows.setdefault(path, row)
+        rows[path] = row
     result[unreached] = scores[unreached]
     return result
 
@@ -203,50 +202,3 @@ def _nucleus(probs: Law, mass: float) -> Law:
     size = min(int(np.searchsorted(ranked.cumsum(dtype=np.float64), mass)) + 1, len(ranked))
     above, level = np.flatnonzero(probs > ranked[size - 1]), np.flatnonzero(probs == ranked[size - 1])
     return np.concatenate([above, level[: size - len(above)]])
-
-
-def validate(sampling: Sampling, vocab_size: int) -> None:
-    """Refuse settings that have no meaning for a vocabulary of this size.
-
-    A bias of -inf is allowed and bans its token; a bias of +inf is not, since it would leave no law.
-
-    Raises:
-        InvalidOption: naming the first option that is wrong, its value (of a collection, the wrong items) and what
-            is allowed.
-    """
-    s, last = sampling, vocab_size - 1
-    biases: Any = s.logit_bias
-    banned: Any = s.banned_ids
-    if isinstance(biases, Mapping):
-        biases = {i: by for i, by in biases.items() if not (_whole(i, 0, last) and _real(by, -math.inf))}
-    if isinstance(banned, Collection):
-        banned = [i for i in banned if not _whole(i, 0, last)]
-    size, finite, ids = f"{vocab_size}, the vocabulary", f"a number up to +-{LARGEST:g}", f"ids from 0 to {last}"
-    checks = (
-        ("temperature", s.temperature, _real(s.temperature, 0), f"0 (greedy) or a number up to {LARGEST:g}"),
-        ("top_k", s.top_k, s.top_k is None or _whole(s.top_k, 1, vocab_size), f"None or 1 to {size}"),
-        ("top_p", s.top_p, _real(s.top_p, 0, 1) and s.top_p > 0, "a number above 0, at most 1"),
-        ("min_p", s.min_p, _real(s.min_p, 0, 1), "a number from 0 to 1"),
-        ("repetition_penalty", s.repetition_penalty, _real(s.repetition_penalty, 1 / LARGEST), "a number above 0"),
-        ("presence_penalty", s.presence_penalty, _real(s.presence_penalty), finite),
-        ("frequency_penalty", s.frequency_penalty, _real(s.frequency_penalty), finite),
-        ("logit_bias", biases, not biases, f"a dict of token {ids} to -inf or {finite}"),
-        ("banned_ids", banned, not banned, f"a set of token {ids}"),
-        ("min_new_tokens", s.min_new_tokens, _whole(s.min_new_tokens, 0), "a whole number, at least 0"),
-        ("processor", s.processor, s.processor is None or callable(s.processor), "None or a function"),
-        ("logprobs", s.logprobs, s.logprobs is None or _whole(s.logprobs, 0, vocab_size), f"None or 0 to {size}"),
-    )
-    for name, value, sound, allowed in checks:
-        if not sound:
-            raise InvalidOption(name, value, allowed)
-    gone = len({*s.banned_ids, *(i for i, by in s.logit_bias.items() if by == -math.inf)})
-    if gone == vocab_size:
-        raise InvalidOption("banned_ids", f"{gone} ids", f"fewer than {size}", "At least one token must be left.")
-
-
-def _whole(value: Any, low: float, high: float = math.inf) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(low <= value <= high)
-
-
-def _real(value: Any, low: float = -LARGEST, high: float = LARGEST) -> bool:
-    return _whole(value, low, high) or (isinstance(value, float | np.floating) and bool(low <= value <= high))

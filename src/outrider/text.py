@@ -102,8 +102,8 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Characters at the end of `text` that `stop` could begin with, at most; never all of `stop`."""
-    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+    """How many characters at the end of `text` could be the beginning of `stop`, at most."""
+    return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def visible(text: str) -> str:

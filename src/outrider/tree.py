@@ -1,4 +1,4 @@
-"""What one vector of parents says: depth, positions, attention mask and paths of a draft, chain or tree.
+"""What one vector of parents says: depth, attention mask and paths of a draft, chain or tree.
 
 `parents[i]` is the node that node i continues, -1 for the pending token; it is always in [-1, i). The results have one
 entry more than the draft has nodes: entry 0 is the pending token's and entry i + 1 is node i's, as in a block.
@@ -8,22 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 
-import numpy as np
 import torch
-
-from outrider.errors import InvalidOption
-
-
-def validate(parents: Ordered[int]) -> None:
-    """Refuse parents that do not describe a tree.
-
-    Raises:
-        InvalidOption: naming the first node whose parent is not a whole number in [-1, i).
-    """
-    for i, parent in enumerate(parents):
-        if not isinstance(parent, int | np.integer) or isinstance(parent, bool) or not -1 <= parent < i:
-            allowed = f"whole numbers from -1 to {i - 1}"
-            raise InvalidOption(f"parents[{i}]", parent, allowed, "List every node after the node that it continues.")
 
 
 def depths(parents: Ordered[int]) -> list[int]:
@@ -32,11 +17,6 @@ def depths(parents: Ordered[int]) -> list[int]:
     for parent in parents:
         depth.append(depth[parent + 1] + 1)
     return depth
-
-
-def positions(parents: Ordered[int], root: int) -> list[int]:
-    """[n + 1] absolute positions, where `root` is the pending token's: siblings share one."""
-    return [root + depth for depth in depths(parents)]
 
 
 def ancestors(parents: Ordered[int]) -> torch.Tensor:
