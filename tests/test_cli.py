@@ -22,12 +22,12 @@ from outrider.cli.chat import Chat
 from outrider.cli.options import MODEL_OPTIONS, REAL, TEXT_OPTIONS, WHOLE
 from outrider.cli.runs import Comparison, decode, plain_twin
 from outrider.cli.screen import Screen, open_screen
-from outrider.core import Sampling
 from outrider.drafters import NoDrafter, SuffixDrafter
 from outrider.engine import Engine
 from outrider.errors import InvalidOption
 from outrider.generation import DEFAULT_MAX_NEW_TOKENS, TextEngine
 from outrider.loading import load
+from outrider.options import Sampling
 from outrider.planning.pace import MAX_K, AutoPace, FixedPace
 from outrider.rules import RULES
 from toy import BrokenDrafter, ByteTokenizer, ScriptedDrafter, TableModel, rule_law
@@ -228,11 +228,11 @@ def test_chat_refuses_the_same_way():
 
 
 def test_a_damaged_model_file_is_named(tmp_path):
-    path = tmp_path / "broken.gguf"
+    path = tmp_path / "broken[red]\x1b.gguf"
     path.write_bytes(b"GGUF" + bytes(20))
     result = run("generate", "hello", "--target", path)
     assert result.exit_code == 2
-    assert "broken.gguf" in result.stderr
+    assert "broken[red]\\x1b.gguf" in result.stderr
 
 
 def test_an_error_shows_typed_text_as_data():
@@ -598,7 +598,7 @@ def interrupt_at(count):
 
 
 def test_the_first_ctrl_c_ends_after_the_round_and_loses_nothing():
-    engine = toy_engine()
+    engine, before = toy_engine(), signal.getsignal(signal.SIGINT)
     show, texts = interrupt_at(3)
     result = decode(engine, engine.add("sing"), show).result
     assert result.finish_reason == "cancelled"
@@ -606,11 +606,11 @@ def test_the_first_ctrl_c_ends_after_the_round_and_loses_nothing():
     assert RHYME.startswith(result.text)
     assert len(result.text) >= 3
     assert engine.engine.num_unfinished == 0
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_the_second_ctrl_c_does_not_wait_for_the_round():
-    engine = toy_engine()
+    engine, before = toy_engine(), signal.getsignal(signal.SIGINT)
     shown = []
 
     def show(text, origin):
@@ -622,7 +622,7 @@ def test_the_second_ctrl_c_does_not_wait_for_the_round():
         decode(engine, engine.add("sing"), show)
     assert len(shown) == 1
     assert engine.engine.num_unfinished == 0
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 class PressedScreen(Shown):
@@ -805,6 +805,38 @@ def test_the_chat_command_answers_the_lines_of_a_pipe():
     assert len(result.stdout.splitlines()) == 2
     assert result.stderr.count("acceptance length") == 2
     assert "Seed: 3" in result.stderr
+
+
+SPAWN = """
+import os, pty, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # a run in the background ignores it, and children inherit that
+sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))
+"""
+TERMINAL_CHAT = """
+from test_cli import make_chat, toy_engine
+chat, _ = make_chat(toy_engine("yes"))
+chat.run()
+print([message["content"] for message in chat.messages])
+"""
+
+
+def test_on_a_terminal_ctrl_c_drops_the_typed_line_and_ctrl_d_ends():
+    process = subprocess.Popen(
+        [sys.executable, "-c", SPAWN, sys.executable, "-c", TERMINAL_CHAT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        env={**os.environ, "TERM": "dumb", "PYTHONPATH": str(Path(__file__).parent)},
+    )
+    shown = b""
+    for typed in (b"hello\n", b"half a line\x03", b"bye\n", b"\x04"):
+        while not shown.endswith(b"> "):
+            shown += process.stdout.read(1) or pytest.fail(shown.decode())
+        process.stdin.write(typed)
+        shown += process.stdout.read(1)
+    shown += process.communicate(timeout=60)[0]
+    assert process.returncode == 0, shown
+    assert b"['hello', 'yes', 'bye', 'yes']" in shown
 
 
 def test_a_chat_line_that_is_no_text_is_a_clear_error(monkeypatch):

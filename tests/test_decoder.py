@@ -16,7 +16,7 @@ from outrider.errors import CacheTooLarge, InvalidOption
 from outrider.models.checkpoint import open_checkpoint
 from outrider.models.decoder import Decoder
 from outrider.models.load import load_decoder
-from outrider.tree import ancestors, paths, positions
+from outrider.tree import ancestors, depths, paths
 
 TOKENS = torch.randint(0, 320, (64,), generator=torch.Generator().manual_seed(1)).tolist()
 SCALINGS: dict[str, dict[str, Any]] = {
@@ -161,7 +161,7 @@ def test_tree_nodes_see_their_own_path_only_and_a_committed_path_is_a_chain(tmp_
     advance(model, TOKENS[:8], cache)
     tree = Block(
         torch.tensor([[3, *tokens]]),
-        torch.tensor([positions(parents, 8)]),
+        torch.tensor([[8 + depth for depth in depths(parents)]]),
         (0,),
         (6,),
         ancestors=ancestors(parents)[None],

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.core import Block, Sampling
+from outrider.core import Block
 from outrider.drafters import check_drafter
 from outrider.drafters.model import PREFILL_WIDTH, ModelDrafter
+from outrider.options import Sampling
 from outrider.sampling import laws
 from toy import KeyedDice, TableModel, blend, make_sequence, random_laws
 

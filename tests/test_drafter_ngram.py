@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from outrider.core import Sampling
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import InvalidOption
+from outrider.options import Sampling
 from toy import make_sequence
 
 

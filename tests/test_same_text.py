@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from checkpoints import save_folder, tiny_model
-from outrider.core import Block, Drafter, Sampling
+from outrider.core import Block, Drafter
 from outrider.drafters import NgramDrafter, NoDrafter, SuffixDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
@@ -18,6 +18,7 @@ from outrider.models.checkpoint import open_checkpoint
 from outrider.models.decoder import Decoder
 from outrider.models.load import load_decoder
 from outrider.models.tokenizer import Tokenizer
+from outrider.options import Sampling
 from outrider.planning.pace import FixedPace
 from outrider.rules import choose_rule
 from prompts import PROMPTS

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from outrider.core import Block, Sampling
+from outrider.core import Block
+from outrider.options import Sampling
 from toy import (
     ByteTokenizer,
     Dice,

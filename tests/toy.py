@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from outrider.core import Block, Coins, Draft, Output, Proposal, Sampling, Sequence
+from outrider.core import Block, Coins, Draft, Output, Proposal, Sequence
+from outrider.options import Sampling
 
 MISSING = -1
 """Stands in a context for a position that no visible row has, or that two have."""

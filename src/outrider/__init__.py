@@ -6,12 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outrider.core import Block, Draft, Drafter, Model, Output, Sampling, Sequence
+    from outrider.core import Block, Draft, Drafter, Model, Output, Sequence
     from outrider.custom_generate import custom_generate
     from outrider.engine import Engine
     from outrider.errors import OutriderError
     from outrider.generation import Piece, Result, TextEngine
     from outrider.loading import load
+    from outrider.options import Sampling
     from outrider.stats import Stats
 
 __version__ = "0.1.0"
@@ -26,7 +27,7 @@ _HOMES = {
     "OutriderError": "errors",
     "Piece": "generation",
     "Result": "generation",
-    "Sampling": "core",
+    "Sampling": "options",
     "Sequence": "core",
     "Stats": "stats",
     "TextEngine": "generation",

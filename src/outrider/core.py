@@ -8,11 +8,13 @@ arrays of float32 or better in production and of `fractions.Fraction` in the pro
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
+
+from outrider.options import Sampling
 
 Law = np.ndarray[Any, np.dtype[Any]]
 """[V] one law, or [n, V] one per row: probabilities that sum to 1."""
@@ -26,7 +28,6 @@ class Coins(Protocol):
 
     def bernoulli(self, probability: Any) -> bool:
         """True with `probability` in [0, 1]; never true at 0, always true at 1."""
-        ...
 
     def categorical(self, weights: Law, position: int) -> int:
         """Index i with probability weights[i] / weights.sum(), never one of weight 0.
@@ -35,7 +36,6 @@ class Coins(Protocol):
             weights: [V] non-negative, not all zero, not necessarily normalised.
             position: absolute position, in the sequence, of the token that is drawn (keys the coupled noise).
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -99,41 +99,6 @@ class Rule(Protocol):
             coins: acceptance coins and next-token draws; each acceptance coin is independent of the draft.
             position: absolute position of the first drafted token, which is len(sequence.tokens).
         """
-        ...
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How logits become the law q (see `sampling.laws`); the defaults leave the law as the model gives it.
-
-    Args:
-        temperature: 0 for greedy (a one-hot law), else > 0.
-        top_k: keep the k likeliest tokens (ties with the k-th are kept); None keeps all.
-        top_p: in (0, 1], keep the smallest set of likeliest tokens with at least this mass.
-        min_p: in [0, 1], drop tokens below min_p times the largest probability.
-        repetition_penalty: > 0; divides positive and multiplies negative logits of tokens in prompt or output.
-        presence_penalty: subtracted once from the logit of every token in the output.
-        frequency_penalty: subtracted per occurrence in the output.
-        logit_bias: added to the logits, {token id: bias}.
-        banned_ids: tokens that must not be produced.
-        min_new_tokens: no stop id before so many new tokens.
-        processor: `(token_ids, logits) -> logits`, called last before the temperature with the sequence's own
-            token ids (list of int) and its logits [V]; must return [V].
-        logprobs: how many likeliest tokens to report beside the chosen one; None reports nothing.
-    """
-
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = field(default_factory=dict)
-    banned_ids: frozenset[int] = frozenset()
-    min_new_tokens: int = 0
-    processor: Any | None = None
-    logprobs: int | None = None
 
 
 @dataclass(eq=False)
@@ -185,7 +150,6 @@ class Drafter(Protocol):
         A stateful drafter keys its state by `sequence.slot` and `sequence.id`, drops what no longer agrees with
         `sequence.tokens`, and first consumes every token that it has not seen (catch-up).
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -230,15 +194,12 @@ class Cache(Protocol):
 
     def commit(self, slot: int, rows: Ordered[int]) -> None:
         """Keep these rows of the slot's last block, in this order; a chain keeps 0, 1, ..., m."""
-        ...
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget everything from row `length` on."""
-        ...
 
     def copy(self, source: int, target: int) -> None:
         """Make slot `target` an independent copy of slot `source`."""
-        ...
 
 
 class Model(Protocol):
@@ -254,8 +215,6 @@ class Model(Protocol):
         Raises:
             CacheTooLarge: with the number of bytes asked.
         """
-        ...
 
     def forward(self, block: Block, cache: Any) -> Output:
         """Run the block on top of the committed rows of its slots. Does not move any length."""
-        ...

@@ -17,12 +17,13 @@ from time import perf_counter
 import torch
 
 from outrider import tree
-from outrider.core import Block, Draft, Drafter, Model, Rule, Sampling, Sequence, Verdict
+from outrider.core import Block, Draft, Drafter, Model, Rule, Sequence, Verdict
 from outrider.errors import InvalidOption, OutriderError
-from outrider.guard import check_request, fault, until_stop
+from outrider.guard import fault, until_stop
+from outrider.options import Sampling, check_request, validate
 from outrider.rounds import FinishReason, Pace, Round, Seconds, TokenLogprobs
 from outrider.rules.coins import streams
-from outrider.sampling import laws, token_logprobs, validate
+from outrider.sampling import laws, token_logprobs
 from outrider.text import TextStream
 
 PREFILL_CHUNK = 256
@@ -78,8 +79,6 @@ class Engine:
         self._texts: dict[int, TextStream] = {}
         self._next_id = 0
 
-    # ---------------------------------------------------------------- requests
-
     def add(
         self,
         prompt: Ordered[int],
@@ -128,8 +127,6 @@ class Engine:
     def num_unfinished(self) -> int:
         """Sequences waiting or running."""
         return len(self._waiting) + len(self._running())
-
-    # ---------------------------------------------------------------- the round
 
     def step(self) -> list[Round]:
         """One round for every sequence that is ready; the others get on with their prefill.
@@ -189,7 +186,8 @@ class Engine:
 
     def _propose(self, ready: list[Sequence]) -> tuple[list[Draft], list[str | None]]:
         wanted = self.pace.budgets(ready)
-        budgets = [min(k, self._room(s) - 1) for k, s in zip(wanted, ready, strict=True)]
+        most = INVARIANT_WIDTH - 1 if self.invariant else self.context_length
+        budgets = [min(k, most, self._room(s) - 1) for k, s in zip(wanted, ready, strict=True)]
         try:
             drafts = self.drafter.propose(ready, budgets)
             assert len(drafts) == len(ready), f"{len(drafts)} drafts for {len(ready)} sequences"
@@ -206,8 +204,8 @@ class Engine:
             return self._run(ready, blocks, depths)
         alone = ([s] for s in ready)
         padded = [tokens + tokens[-1:] * (INVARIANT_WIDTH - len(tokens)) for tokens in blocks]
-        places = list(range(INVARIANT_WIDTH))
-        logits = [self._run(s, [tokens], [places])[0] for s, tokens in zip(alone, padded, strict=True)]
+        places = [rows + rows[-1:] * (INVARIANT_WIDTH - len(rows)) for rows in depths]
+        logits = [self._run(s, [tokens], [rows])[0] for s, tokens, rows in zip(alone, padded, places, strict=True)]
         return [rows[: len(tokens)] for rows, tokens in zip(logits, blocks, strict=True)]
 
     def _run(self, sequences: list[Sequence], tokens: list[list[int]], depths: list[list[int]]) -> list[torch.Tensor]:
@@ -270,8 +268,6 @@ class Engine:
                 pieces[-1] += stream.finish() if stream else ""
                 break
         return tokens[: len(pieces)], reason, pieces if stream else []
-
-    # ---------------------------------------------------------------- bookkeeping
 
     def _running(self) -> list[Sequence]:
         return [s for s in self._slots if s is not None]

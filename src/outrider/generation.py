@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Any, Literal, Protocol
 
-from outrider.core import Sampling, Sequence
+from outrider.core import Sequence
 from outrider.engine import Engine
 from outrider.errors import InvalidOption
+from outrider.options import Sampling
 from outrider.rounds import FinishReason, Round, TokenLogprobs
 from outrider.stats import Stats, collect
 from outrider.text import TextStream

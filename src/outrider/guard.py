@@ -1,4 +1,4 @@
-"""What is let into the engine: drafts of drafters that may be the user's, and requests."""
+"""What is let into the engine of what a drafter returns, which may be the user's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from outrider.core import Draft, Rule, Sequence
-from outrider.errors import InvalidOption
 from outrider.tree import is_chain
 
 
@@ -48,27 +47,3 @@ def until_stop(draft: Draft, sequence: Sequence) -> Draft:
             probs = None if draft.draft_probs is None else draft.draft_probs[:count]
             return replace(draft, tokens=draft.tokens[:count], parents=draft.parents[:count], draft_probs=probs)
     return draft
-
-
-def check_request(tokens: list[Any], max_new_tokens: Any, vocab_size: int, context_length: int) -> None:
-    """Refuse a prompt or limit that cannot be decoded.
-
-    Raises:
-        InvalidOption: naming the value, what is allowed and what to do.
-    """
-    if not tokens:
-        raise InvalidOption("prompt", tokens, "at least one token", "Give some text, or a chat message.")
-    if len(tokens) >= context_length:
-        fix = "Shorten it or load with a larger context."
-        raise InvalidOption(
-            "prompt", f"{len(tokens)} tokens", f"fewer than the context of {context_length} tokens", fix
-        )
-    bad: Any = next((t for t in tokens if not _is_whole(t) or not 0 <= t < vocab_size), None)
-    if bad is not None:
-        raise InvalidOption("prompt token", bad, f"whole numbers from 0 to {vocab_size - 1}")
-    if max_new_tokens is not None and (not _is_whole(max_new_tokens) or max_new_tokens < 1):
-        raise InvalidOption("max_new_tokens", max_new_tokens, "1 or more, or None for no limit")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -77,8 +77,6 @@ class Pace(Protocol):
 
     def budgets(self, sequences: list[Sequence]) -> list[int]:
         """Wanted draft lengths, each >= 0, from what was seen before this round only."""
-        ...
 
     def observe(self, rounds: list[Round]) -> None:
         """Learn from a finished step."""
-        ...

@@ -14,7 +14,7 @@ import typer
 
 from outrider import __version__
 from outrider.cli import options as o
-from outrider.cli.report import DEFINITIONS, as_json, ending, positions, problems, summary, verdict
+from outrider.cli.report import as_json, ending, problems, tables, verdict
 from outrider.cli.screen import Screen, open_screen
 from outrider.errors import InvalidOption, OutriderError
 
@@ -218,6 +218,7 @@ def _compare(engine: TextEngine, screen: Screen, request: dict[str, Any]) -> tup
     screen.note("Plain decoding:")
     base = decode(plain, plain.add(**request), screen.plain_token).result
     if base.finish_reason not in ("stop", "length"):
+        screen.end_text()
         screen.token(base.text)
         return base, Comparison(base, None, sequence.sampling.temperature)
     screen.note("Speculative decoding:")
@@ -231,9 +232,8 @@ def _report(engine: TextEngine, screen: Screen, result: Result, comparison: Comp
     if ending(result):
         screen.note(ending(result))
     beside = comparison.plain.stats if comparison and comparison.speculative else None
-    for table in (summary(result.stats, beside), *positions(result.stats)):
+    for table in tables(result.stats, beside):
         screen.note(table)
-    screen.note(DEFINITIONS)
     if comparison is not None:
         screen.note(verdict(comparison, invariant=engine.engine.invariant))
     for problem in problems(result.stats):

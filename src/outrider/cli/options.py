@@ -27,7 +27,9 @@ def _flag(name: str, panel: str | None, text: str) -> Any:
     return Option(name, help=text, rich_help_panel=panel)
 
 
-Prompt = Annotated[str | None, Argument(help="A message to the model; if missing, --prompt-file or piped input.")]
+Prompt = Annotated[
+    str | None, Argument(help="A message to the model; if missing, --prompt-file or piped input.", show_default=False)
+]
 PromptFile = Annotated[
     str | None,
     _option(
@@ -160,7 +162,7 @@ WHOLE = {
 """Options that are whole numbers, with the smallest and the largest."""
 
 REAL = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-"""Options that are other numbers; `sampling.validate` knows their ranges."""
+"""Options that are other numbers; `options.validate` knows their ranges."""
 
 
 def values(names: tuple[str, ...], typed: Mapping[str, Any]) -> dict[str, Any]:
@@ -297,8 +299,7 @@ def check_request(request: Mapping[str, Any], vocab_size: int) -> None:
     Raises:
         InvalidOption: naming the option.
     """
-    from outrider.core import Sampling
-    from outrider.sampling import validate
+    from outrider.options import Sampling, validate
 
     fields = Sampling.__dataclass_fields__
     validate(Sampling(**{name: value for name, value in request.items() if name in fields}), vocab_size)

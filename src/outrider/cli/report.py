@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from outrider.generation import Result
     from outrider.stats import Stats
 
-DEFINITIONS = (
-    "Acceptance length: tokens per round, the next token of the target included. Positions: share of the drafts that "
-    "are so long, and of those among them with everything before accepted."
-)
+DEFINITIONS = """Acceptance length: tokens per round, the next token of the target included.
+Accepted up to here: share of the drafts that reach the position. If all before were: share of those among them."""
 POSITIONS_PER_TABLE = 10
 NOTHING = "-"
 
@@ -77,13 +75,17 @@ ROWS: tuple[tuple[str, Callable[[Stats], str]], ...] = (
 )
 
 
-def summary(stats: Stats, plain: Stats | None = None) -> Table:
-    """Counts and times, beside those of a plain run if there is one.
+def tables(stats: Stats, plain: Stats | None = None) -> list[Table | str]:
+    """Counts and times, acceptance by place in the draft, and what the words mean.
 
     Args:
         stats: of the run.
-        plain: of plain decoding.
+        plain: of plain decoding, shown beside it.
     """
+    return [_summary(stats, plain), *_positions(stats), DEFINITIONS]
+
+
+def _summary(stats: Stats, plain: Stats | None) -> Table:
     table = Table(box=SIMPLE_HEAD, show_header=plain is not None)
     columns = [stats] if plain is None else [stats, plain]
     for heading in ("", "speculative", "plain")[: len(columns) + 1]:
@@ -93,9 +95,9 @@ def summary(stats: Stats, plain: Stats | None = None) -> Table:
     return table
 
 
-def positions(stats: Stats) -> list[Table]:
-    """Acceptance by place in the draft, some places per table; [] if nothing was drafted."""
-    tables = []
+def _positions(stats: Stats) -> list[Table]:
+    """Some places per table; [] if nothing was drafted."""
+    found = []
     for start in range(0, len(stats.acceptance), POSITIONS_PER_TABLE):
         part = stats.acceptance[start : start + POSITIONS_PER_TABLE]
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -104,8 +106,8 @@ def positions(stats: Stats) -> list[Table]:
             table.add_column(str(place.position), justify="right")
         table.add_row("accepted up to here", *(_number(place.cumulative, ".0%") for place in part))
         table.add_row("if all before were", *(_number(place.conditional, ".0%") for place in part))
-        tables.append(table)
-    return tables
+        found.append(table)
+    return found
 
 
 def verdict(comparison: Comparison, *, invariant: bool) -> str:

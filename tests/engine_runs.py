@@ -1,0 +1,174 @@
+"""Toy engines, run to the end; plain decoding written apart from the engine; and the test of a law by counting."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Ordered
+from dataclasses import replace
+
+import numpy as np
+from scipy.stats import chi2
+
+from outrider.core import Coins, Draft, Drafter, Model, Proposal, Rule, Sequence
+from outrider.drafters import ModelDrafter, NgramDrafter, NoDrafter, SuffixDrafter
+from outrider.engine import Engine
+from outrider.options import Sampling
+from outrider.planning.pace import AutoPace, FixedPace
+from outrider.rounds import Round
+from outrider.rules import choose_rule
+from outrider.sampling import laws
+from toy import ScriptedDrafter, TableModel, blend, make_sequence, random_laws
+
+LIMIT = 1e-5
+"""A p-value below this is a wrong law; seeds are fixed, so a test that passes once passes always."""
+
+
+def toy_engine(
+    target: Model, drafter: Drafter | None = None, rule: str | Rule = "auto", k: int | None = 4, **options: object
+) -> Engine:
+    """An engine; `k` None adapts."""
+    drafter = NoDrafter() if drafter is None else drafter
+    chosen = choose_rule(rule, drafter.proposal) if isinstance(rule, str) else rule
+    return Engine(target, drafter, chosen, AutoPace() if k is None else FixedPace(k), **options)  # type: ignore[arg-type]
+
+
+def finish(engine: Engine) -> dict[Sequence, list[Round]]:
+    """Step until nothing is left; each sequence's rounds in order."""
+    rounds: dict[Sequence, list[Round]] = {}
+    while engine.num_unfinished:
+        for r in engine.step():
+            rounds.setdefault(r.sequence, []).append(r)
+    return rounds
+
+
+def decode(engine: Engine, prompt: Ordered[int], **request: object) -> list[int]:
+    """The new tokens of one request."""
+    sequence = engine.add(prompt, **request)  # type: ignore[arg-type]
+    finish(engine)
+    return new_tokens(sequence)
+
+
+def new_tokens(sequence: Sequence) -> list[int]:
+    return sequence.tokens[sequence.prompt_length :]
+
+
+def plain(
+    model: TableModel,
+    prompt: Ordered[int],
+    count: int,
+    *,
+    sampling: Sampling | None = None,
+    stop_ids: Ordered[int] = (),
+    coins: Coins | None = None,
+) -> list[int]:
+    """One token at a time, without cache, draft or engine: the likeliest, or what the coins draw."""
+    sequence = make_sequence(prompt, sampling=sampling, stop_ids=stop_ids)
+    for _ in range(count):
+        law = laws(model.logits(sequence.tokens)[None], sequence, [()])[0]
+        token = int(law.argmax()) if coins is None else coins.categorical(law, len(sequence.tokens))
+        sequence.tokens.append(token)
+        if token in stop_ids:
+            break
+    return new_tokens(sequence)
+
+
+# ---------------------------------------------------------------- drafters
+
+
+class RepeatsTheLastToken:
+    """A user's own drafter, as simple as can be."""
+
+    name = "repeats"
+    proposal: Proposal = "point_mass"
+
+    def propose(self, sequences: list[Sequence], budgets: list[int]) -> list[Draft]:
+        return [Draft.chain([s.tokens[-1]] * budget) for s, budget in zip(sequences, budgets, strict=True)]
+
+
+class DrawsFromOneLaw:
+    """A user's own sampling drafter: every token from one fixed law, whatever the text."""
+
+    name = "one-law"
+    proposal: Proposal = "sampled"
+
+    def __init__(self, law: np.ndarray) -> None:
+        self.law = law
+
+    def propose(self, sequences: list[Sequence], budgets: list[int]) -> list[Draft]:
+        return [self._propose(s, budget) for s, budget in zip(sequences, budgets, strict=True)]
+
+    def _propose(self, sequence: Sequence, budget: int) -> Draft:
+        places = range(len(sequence.tokens), len(sequence.tokens) + budget)
+        tokens = [sequence.draft_coins.categorical(self.law, place) for place in places]
+        return Draft.chain(tokens, np.tile(self.law, (budget, 1)))
+
+
+def draft_model(target: TableModel, amount: float = 0.5, seed: int = 100) -> TableModel:
+    """A model that resembles the target: 1 - `amount` of its law and the rest at random."""
+    noise = random_laws(target.vocab_size, seed, sharpness=3)
+    law = blend(lambda context: target.law(context), noise, amount)
+    return TableModel(target.vocab_size, order=target.order, law=law, context_length=target.context_length)
+
+
+def all_drafters(target: TableModel, slots: int, reference: Ordered[int]) -> dict[str, Callable[[], Drafter]]:
+    """Makers of every kind of drafter for this target; `reference` is what the scripted one believes in."""
+    rising = np.arange(1, target.vocab_size + 1) / np.arange(target.vocab_size + 1).sum()
+    return {
+        "none": NoDrafter,
+        "ngram": NgramDrafter,
+        "suffix": lambda: SuffixDrafter(min_match=1, offset=1),
+        "model": lambda: ModelDrafter(draft_model(target), slots),
+        "scripted": lambda: ScriptedDrafter([reference], target.vocab_size),
+        "repeats": RepeatsTheLastToken,
+        "one-law": lambda: DrawsFromOneLaw(rising),
+    }
+
+
+def lossless_rules(proposal: str) -> list[str]:
+    return ["point-mass", "coupled"] + (["token", "block"] if proposal == "sampled" else [])
+
+
+DRAFTERS_AND_RULES = [
+    (name, rule)
+    for name in ("none", "ngram", "suffix", "scripted", "repeats", "model", "one-law")
+    for rule in lossless_rules("sampled" if name in ("model", "one-law") else "point_mass")
+]
+"""Every drafter of `all_drafters` with every lossless rule that fits it."""
+
+
+# ---------------------------------------------------------------- laws by counting
+
+
+def p_value(counts: Mapping[tuple[int, ...], int], law: Mapping[tuple[int, ...], float]) -> float:
+    """Of the G-test that the counted strings have this law; 0 if one of them is impossible.
+
+    Strings that are expected fewer than five times are counted together.
+    """
+    if set(counts) - set(law):
+        return 0.0
+    total, rare = sum(counts.values()), [0.0, 0.0]
+    cells = []
+    for string, probability in law.items():
+        seen, expected = counts.get(string, 0), total * probability
+        if expected >= 5:
+            cells.append((seen, expected))
+        else:
+            rare = [rare[0] + seen, rare[1] + expected]
+    if rare[1] > 0:
+        cells.append((int(rare[0]), rare[1]))
+    statistic = 2 * sum(seen * np.log(seen / expected) for seen, expected in cells if seen > 0)
+    return float(chi2.sf(statistic, len(cells) - 1))
+
+
+def sample(engine: Engine, prompt: Ordered[int], num_samples: int, **request: object) -> tuple[Counter, list[Round]]:
+    """Strings of as many requests, seeded 0, 1, 2, ..., counted; and all rounds."""
+    for seed in range(num_samples):
+        engine.add(prompt, seed=seed, **request)  # type: ignore[arg-type]
+    rounds = finish(engine)
+    return Counter(tuple(new_tokens(s)) for s in rounds), [r for each in rounds.values() for r in each]
+
+
+def sampled(sampling: Sampling | None, temperature: float = 1.0) -> Sampling:
+    """The same settings at a temperature above 0."""
+    return replace(sampling or Sampling(), temperature=temperature)
