@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.core import Block, Draft, Drafter, Model, Output, Sequence
-    from outrider.custom_generate import custom_generate
     from outrider.engine import Engine
     from outrider.errors import OutriderError
+    from outrider.generate_hook import custom_generate
     from outrider.generation import Piece, Result, TextEngine
     from outrider.loading import load
     from outrider.options import Sampling
@@ -31,7 +31,7 @@ _HOMES = {
     "Sequence": "core",
     "Stats": "stats",
     "TextEngine": "generation",
-    "custom_generate": "custom_generate",
+    "custom_generate": "generate_hook",
     "load": "loading",
 }
 

@@ -64,7 +64,7 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "output_logits": ((False,), _ONLY_IDS),
     "output_attentions": ((False,), _ONLY_IDS),
     "output_hidden_states": ((False,), _ONLY_IDS),
-    "cache_implementation": ((), _OWN_CACHE),
+    "cache_implementation": (("dynamic",), _OWN_CACHE),
     "use_cache": ((True,), _OWN_CACHE),
     "remove_invalid_values": ((False,), "outrider reports NaN and infinite logits as errors; leave the setting out."),
 }
