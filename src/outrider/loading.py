@@ -30,6 +30,9 @@ Progress = Callable[[str, int, int], None]
 DEFAULT_DRAFTER = "suffix"
 """What drafter="auto" means: needs no model, costs next to nothing, and stays silent where it has nothing to copy."""
 
+DEFAULT_CONTEXT = 8192
+"""Tokens per sequence unless more are asked for: caches of very long contexts are large."""
+
 
 @dataclass(frozen=True)
 class _Loaded:
@@ -64,8 +67,8 @@ def load(
         rule: "auto", "token", "block", "point-mass", "coupled", or "typical" (lossy).
         precision: "float32", "bfloat16", "float16", "q4", or "auto": the fastest within 1e-3 nats of float32.
         slots: sequences decoded together; more wait in line.
-        context_length: tokens per sequence; None for the target's own limit. A target with a sliding window needs one,
-            at most the window's length.
+        context_length: tokens per sequence, prompt and output; None for the target's own limit, at most 8,192. A
+            target with a sliding window needs one, at most the window's length.
         invariant: fixed-width forwards, for equal bits where the kernels alone do not give them.
         allow_lossy: accept rules that change the output law.
         device: "cpu" or a CUDA device.
@@ -77,26 +80,34 @@ def load(
         InvalidOption: an option outside its range.
         CheckpointError, UnsupportedModel, VocabularyMismatch, CacheTooLarge: see `outrider.errors`.
     """
-    check_options(num_draft_tokens=num_draft_tokens, rule=rule, precision=precision, invariant=invariant)
+    check_options(
+        drafter=drafter, num_draft_tokens=num_draft_tokens, rule=rule, precision=precision, invariant=invariant
+    )
     _set_threads(threads)
     place = _device(device)
     loaded = _load_model(target, precision, place, progress, tokenizer, context_length)
     if invariant and not getattr(loaded.model, "pads_to_same_bits", False):
         raise InvalidOption("invariant", True, "False for this target", "It needs the native decoder on a CPU.")
-    length = context_length or loaded.model.context_length
+    length = min(loaded.model.context_length, DEFAULT_CONTEXT) if context_length is None else context_length
     built = _drafter(drafter, loaded, slots, length, place, progress)
     chosen = _rule(rule, built, allow_lossy)
     pace: Pace = AutoPace() if num_draft_tokens == "auto" else FixedPace(int(num_draft_tokens))
-    engine = Engine(loaded.model, built, chosen, pace, slots=slots, context_length=context_length, invariant=invariant)
+    engine = Engine(loaded.model, built, chosen, pace, slots=slots, context_length=length, invariant=invariant)
     return TextEngine(engine, loaded.tokenizer)
 
 
-def check_options(*, num_draft_tokens: int | str, rule: str, precision: str, invariant: bool) -> None:
+def check_options(
+    *, num_draft_tokens: int | str, rule: str, precision: str, invariant: bool, drafter: str | Drafter = "auto"
+) -> None:
     """Refuse what can be refused before a model is loaded.
 
     Raises:
         InvalidOption: naming the option.
     """
+    if not isinstance(drafter, str):
+        check_drafter(drafter)
+    elif drafter != "auto" and not drafter.startswith("model:"):
+        build(drafter)
     if num_draft_tokens != "auto":
         if isinstance(num_draft_tokens, str):
             raise InvalidOption("num_draft_tokens", num_draft_tokens, 'a whole number from 0 to 64, or "auto"')
@@ -190,7 +201,6 @@ def _drafter(
     progress: Progress | None,
 ) -> Drafter:
     if not isinstance(wanted, str):
-        check_drafter(wanted)
         return wanted
     name, _, argument = wanted.partition(":")
     if name == "model" and argument:

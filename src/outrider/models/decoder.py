@@ -116,10 +116,10 @@ class Decoder:
         x = F.embedding(tokens, self.weights.embedding).float()
         features = []
         for index, layer in enumerate(self.weights.layers):
-            x = x + self._attention(layer, x, rotation, spans, cache.rows[index])
-            x = x + self._mlp(layer, x)
+            x += self._attention(layer, x, rotation, spans, cache.rows[index])
+            x += self._mlp(layer, x)
             if index in self.feature_layers:
-                features.append(x)
+                features.append(x.clone())
         hidden = _unflatten(torch.cat(features, dim=-1), block) if features else None
         if block.prefill:
             return Output(None, hidden)
@@ -194,9 +194,9 @@ def _attend(q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor) -> torch.Tens
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x * weight / sqrt(mean(x^2) + eps) over the last dimension; few operators, each row alike."""
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    scaled: torch.Tensor = x * (norm.square() / x.shape[-1] + eps).rsqrt() * weight
-    return scaled
+    mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+    normed: torch.Tensor = (x * mean_square.add_(eps).rsqrt_()).mul_(weight)
+    return normed
 
 
 def _unflatten(rows: torch.Tensor, block: Block) -> torch.Tensor:

@@ -1,0 +1,121 @@
+"""The door: names and options to an engine, and what is refused there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as Kind
+
+import outrider
+from checkpoints import save_folder, tiny_model, write_gguf
+from outrider.errors import CheckpointError, InvalidOption, OutriderError, VocabularyMismatch
+from outrider.models.checkpoint import Checkpoint, open_checkpoint
+from outrider.models.decoder import Decoder
+from outrider.models.precision import MAX_KL, SAMPLE_TEXT, choose_precision, known_distances, mean_kl
+from outrider.models.tokenizer import Tokenizer
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "named"),
+    [
+        ("drafter", "ngrams", "none, ngram, suffix, model:ID, auto"),
+        ("drafter", "model:", "none, ngram, suffix, model:ID, auto"),
+        ("drafter", object(), "propose"),
+        ("rule", "exact", "auto, block, coupled, point-mass, token, typical"),
+        ("rule", "block", "point-mass"),
+        ("rule", "typical", "allow_lossy"),
+        ("precision", "int8", "auto, float32, bfloat16, float16, q4"),
+        ("num_draft_tokens", -1, "0 to 64"),
+        ("num_draft_tokens", 65, "0 to 64"),
+        ("num_draft_tokens", "many", "0 to 64"),
+        ("slots", 0, "1 or more"),
+        ("context_length", 1, "2 to 8192"),
+        ("context_length", 0, "2 to 8192"),
+        ("context_length", 8193, "2 to 8192"),
+        ("threads", 0, "1 or more"),
+        ("device", "gpu7", "device"),
+    ],
+)
+def test_a_bad_option_is_refused_with_what_is_allowed(option: str, value: Any, named: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        outrider.load("smollm2", **{"precision": "q4", "context_length": 64, option: value})
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("target", ["no-such-model", "no/such/model.gguf", "/nowhere"])
+def test_a_target_that_does_not_exist_is_refused(target: str) -> None:
+    with pytest.raises(CheckpointError, match="There is no model"):
+        outrider.load(target)
+
+
+def test_invariant_mode_limits_the_draft() -> None:
+    with pytest.raises(InvalidOption, match="0 to 15 in invariant mode"):
+        outrider.load("smollm2", num_draft_tokens=16, invariant=True)
+
+
+def test_a_draft_of_another_vocabulary_is_refused_naming_the_first_id(tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    from checkpoints import byte_level_tokenizer
+
+    folder = save_folder(tiny_model("llama"), tmp_path)
+    PreTrainedTokenizerFast(tokenizer_object=byte_level_tokenizer(), eos_token="<|im_end|>").save_pretrained(folder)
+    with pytest.raises(VocabularyMismatch, match=r"id \d+ is .* in the target and .* in the draft"):
+        outrider.load("smollm2", precision="q4", context_length=64, drafter=f"model:{folder}")
+
+
+def test_a_model_drafts_for_itself_and_everything_is_accepted() -> None:
+    engine = outrider.load(
+        "smollm2", precision="q4", context_length=128, drafter="model:smollm2", num_draft_tokens=3, slots=1
+    )
+    stats = engine.generate("Name two planets.", max_new_tokens=16, stop_ids=(), temperature=0.8, seed=3).stats
+    assert stats.rule == "block"
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
+
+
+def test_auto_takes_the_fastest_precision_near_float32() -> None:
+    engine = outrider.load("smollm2", context_length=64)
+    assert engine.engine.target.precision == "q4"
+    assert engine.engine.drafter.name == "suffix"
+
+
+def test_the_shipped_distances_are_those_of_this_machine(
+    smollm2: Callable[[str], Decoder], smollm2_checkpoint: Checkpoint, smollm2_tokenizer: Tokenizer
+) -> None:
+    tokens = smollm2_tokenizer.encode(SAMPLE_TEXT)
+    shipped = known_distances()[smollm2_checkpoint.fingerprint]
+    for precision in ("q4", "float16"):
+        found = mean_kl(smollm2("float32"), smollm2(precision), tokens)
+        assert found < MAX_KL
+        assert found == pytest.approx(shipped[precision], rel=0.5, abs=1e-5)
+
+
+def test_auto_measures_what_is_not_known(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", tiny_model("llama"), Kind.Q4_1)
+    checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    tokens = list(range(3, 100))
+    precision, model = choose_precision(checkpoint, tokens, CPU)
+    assert precision == model.precision
+    assert precision in ("q4", "float16")
+
+
+def test_a_far_precision_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outrider.models import precision as module
+
+    write_gguf(tmp_path / "model.gguf", tiny_model("llama"), Kind.Q4_1)
+    monkeypatch.setattr(module, "MAX_KL", 0.0)
+    assert choose_precision(open_checkpoint(tmp_path / "model.gguf"), [3, 4, 5], CPU)[0] == "float32"
+
+
+def test_every_error_of_ours_has_one_base() -> None:
+    from outrider import errors
+
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    assert len(kinds) == 7
+    assert all(issubclass(kind, OutriderError) for kind in kinds)
