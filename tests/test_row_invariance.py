@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -52,13 +52,11 @@ def tries(count: int, seed: int = 0) -> list[tuple[int, int, int, list[tuple[int
     return cases
 
 
-def differing(bench: Bench, cases: list[tuple[int, int, int, list[tuple[int, int]]]]) -> list[int]:
+def differing(bench: Bench, cases: list[tuple[int, int, int, list[tuple[int, int]]]]) -> Iterator[int]:
     """Positions whose logits are not the bits that decoding them alone gives."""
-    return [
-        position
-        for position, width, place, others in cases
-        if not torch.equal(bench.row(position, 1, 0, []), bench.row(position, width, place, others))
-    ]
+    for position, width, place, others in cases:
+        if not torch.equal(bench.row(position, 1, 0, []), bench.row(position, width, place, others)):
+            yield position
 
 
 @pytest.fixture(scope="module")
@@ -75,20 +73,20 @@ def q4(smollm2: Callable[[str], Decoder]) -> Bench:
 def test_logits_are_the_same_bits_in_any_block_and_batch(precision: str, request: pytest.FixtureRequest) -> None:
     bench: Bench = request.getfixturevalue(precision)
     assert bench.model.row_invariant
-    assert differing(bench, tries(120)) == []
+    assert list(differing(bench, tries(50))) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float16", "q4"])
 def test_logits_are_the_same_bits_in_many_blocks_and_batches(precision: str, request: pytest.FixtureRequest) -> None:
-    assert differing(request.getfixturevalue(precision), tries(1500, seed=1)) == []
+    assert list(differing(request.getfixturevalue(precision), tries(1000, seed=1))) == []
 
 
 @pytest.mark.parametrize("precision", ["float16", "q4"])
 def test_every_width_and_place_at_an_edge(precision: str, request: pytest.FixtureRequest) -> None:
     bench: Bench = request.getfixturevalue(precision)
     cases = [(KEY_BLOCK + 3, width, place, []) for width in range(1, 13) for place in {0, width // 2, width - 1}]
-    assert differing(bench, cases) == []
+    assert list(differing(bench, cases)) == []
 
 
 @pytest.mark.parametrize("precision", ["float16", "q4"])
@@ -105,10 +103,10 @@ def test_the_cached_rows_are_the_same_bits_too(precision: str, request: pytest.F
 def test_ordinary_attention_would_be_caught(float16: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: with all rows of a block in one attention call, as everywhere else, bits do differ."""
     monkeypatch.setattr(decoder_module, "MAX_NARROW_WIDTH", 0)
-    assert differing(float16, tries(40)) != []
+    assert any(differing(float16, tries(50)))
 
 
 def test_shorter_key_blocks_would_be_caught(float16: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: keys padded to 1 instead of KEY_BLOCK."""
     monkeypatch.setattr(decoder_module, "KEY_BLOCK", 1)
-    assert differing(float16, tries(60)) != []
+    assert any(differing(float16, tries(50)))
