@@ -20,7 +20,7 @@ from outrider import tree
 from outrider.core import Block, Draft, Drafter, Model, Rule, Sequence, Verdict
 from outrider.errors import InvalidOption, OutriderError
 from outrider.guard import fault, until_stop
-from outrider.options import Sampling, check_request, validate
+from outrider.options import Sampling, check_request, token_ids, validate, whole
 from outrider.rounds import FinishReason, Pace, Round, Seconds, TokenLogprobs
 from outrider.rules.coins import streams
 from outrider.sampling import laws, token_logprobs
@@ -64,9 +64,9 @@ class Engine:
         invariant: bool = False,
     ) -> None:
         self.context_length = target.context_length if context_length is None else context_length
-        if not 1 < self.context_length <= target.context_length:
+        if not whole(self.context_length, 2, target.context_length):
             raise InvalidOption("context_length", context_length, f"2 to {target.context_length}, the target's own")
-        if slots < 1:
+        if not whole(slots, 1):
             raise InvalidOption("slots", slots, "1 or more")
         if drafter.proposal not in rule.proposals:
             fits = ", ".join(sorted(rule.proposals))
@@ -104,8 +104,8 @@ class Engine:
         """
         sampling = sampling or Sampling()
         validate(sampling, self.target.vocab_size)
-        tokens, stops = list(prompt), frozenset(stop_ids)
-        check_request(tokens, max_new_tokens, self.target.vocab_size, self.context_length)
+        tokens, stops = token_ids("prompt", prompt, self.target.vocab_size), frozenset(token_ids("stop", stop_ids))
+        check_request(tokens, max_new_tokens, seed, self.context_length)
         seed = secrets.randbits(63) if seed is None else seed
         draft_coins, verify_coins = streams(seed, coupled=self.rule.name == "coupled")
         sequence = Sequence(
@@ -189,7 +189,7 @@ class Engine:
         most = INVARIANT_WIDTH - 1 if self.invariant else self.context_length
         budgets = [min(k, most, self._room(s) - 1) for k, s in zip(wanted, ready, strict=True)]
         try:
-            drafts = self.drafter.propose(ready, budgets)
+            drafts = self.drafter.propose(list(ready), list(budgets))
             assert len(drafts) == len(ready), f"{len(drafts)} drafts for {len(ready)} sequences"
         except Exception as error:  # a drafter may be the user's: it must never end the sequence, only be counted
             return [Draft()] * len(ready), [f"{type(error).__name__}: {error}"] * len(ready)

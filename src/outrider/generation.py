@@ -191,7 +191,6 @@ class TextEngine:
         text = TextStream(self.tokenizer.decode, _stop_strings(stop))
         ends = self.tokenizer.stop_ids if stop_ids is None else stop_ids
         settings = _sampling(sampling)
-        _check_seed(seed)
         with self._lock:
             sequence = self.engine.add(
                 ids, sampling=settings, seed=seed, stop_ids=ends, max_new_tokens=max_new_tokens, text=text
@@ -313,8 +312,3 @@ def _sampling(settings: dict[str, Any]) -> Sampling:
         if name not in known:
             raise InvalidOption("option", name, ", ".join(sorted(known)), "Check the spelling.")
     return Sampling(**settings)
-
-
-def _check_seed(seed: Any) -> None:
-    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63):
-        raise InvalidOption("seed", seed, "a whole number from 0 to 2^63 - 1, or None for a fresh one")

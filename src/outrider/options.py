@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,27 +58,29 @@ def validate(sampling: Sampling, vocab_size: int) -> None:
         InvalidOption: naming the first option that is wrong, its value (of a collection, the wrong items) and what
             is allowed.
     """
+    if not isinstance(sampling, Sampling):
+        raise InvalidOption("sampling", sampling, "an outrider.Sampling")
     s, last = sampling, vocab_size - 1
     biases: Any = s.logit_bias
     banned: Any = s.banned_ids
     if isinstance(biases, Mapping):
-        biases = {i: by for i, by in biases.items() if not (_whole(i, 0, last) and _real(by, -math.inf))}
+        biases = {i: by for i, by in biases.items() if not (whole(i, 0, last) and _real(by, -math.inf))}
     if isinstance(banned, Collection):
-        banned = [i for i in banned if not _whole(i, 0, last)]
+        banned = [i for i in banned if not whole(i, 0, last)]
     size, finite, ids = f"{vocab_size}, the vocabulary", f"a number up to +-{LARGEST:g}", f"ids from 0 to {last}"
     checks = (
         ("temperature", s.temperature, _real(s.temperature, 0), f"0 (greedy) or a number up to {LARGEST:g}"),
-        ("top_k", s.top_k, s.top_k is None or _whole(s.top_k, 1, vocab_size), f"None or 1 to {size}"),
+        ("top_k", s.top_k, s.top_k is None or whole(s.top_k, 1, vocab_size), f"None or 1 to {size}"),
         ("top_p", s.top_p, _real(s.top_p, 0, 1) and s.top_p > 0, "a number above 0, at most 1"),
         ("min_p", s.min_p, _real(s.min_p, 0, 1), "a number from 0 to 1"),
         ("repetition_penalty", s.repetition_penalty, _real(s.repetition_penalty, 1 / LARGEST), "a number above 0"),
         ("presence_penalty", s.presence_penalty, _real(s.presence_penalty), finite),
         ("frequency_penalty", s.frequency_penalty, _real(s.frequency_penalty), finite),
-        ("logit_bias", biases, not biases, f"a dict of token {ids} to -inf or {finite}"),
-        ("banned_ids", banned, not banned, f"a set of token {ids}"),
-        ("min_new_tokens", s.min_new_tokens, _whole(s.min_new_tokens, 0), "a whole number, at least 0"),
+        ("logit_bias", biases, isinstance(biases, dict) and not biases, f"a dict of token {ids} to -inf or {finite}"),
+        ("banned_ids", banned, isinstance(banned, list) and not banned, f"a set of token {ids}"),
+        ("min_new_tokens", s.min_new_tokens, whole(s.min_new_tokens, 0), "a whole number, at least 0"),
         ("processor", s.processor, s.processor is None or callable(s.processor), "None or a function"),
-        ("logprobs", s.logprobs, s.logprobs is None or _whole(s.logprobs, 0, vocab_size), f"None or 0 to {size}"),
+        ("logprobs", s.logprobs, s.logprobs is None or whole(s.logprobs, 0, vocab_size), f"None or 0 to {size}"),
     )
     for name, value, sound, allowed in checks:
         if not sound:
@@ -88,8 +90,24 @@ def validate(sampling: Sampling, vocab_size: int) -> None:
         raise InvalidOption("banned_ids", f"{gone} ids", f"fewer than {size}", "At least one token must be left.")
 
 
-def check_request(tokens: list[Any], max_new_tokens: Any, vocab_size: int, context_length: int) -> None:
-    """Refuse a prompt or limit that cannot be decoded.
+def token_ids(name: str, ids: Any, vocab_size: int | None = None) -> list[int]:
+    """What was given as token ids, as a list of plain ints.
+
+    Raises:
+        InvalidOption: it is no collection, or one of them is not a whole number in [0, vocab_size).
+    """
+    last, to = (math.inf, "") if vocab_size is None else (vocab_size - 1, f" to {vocab_size - 1}")
+    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+        raise InvalidOption(f"{name} ids", ids, "a list of token ids")
+    given = list(ids)
+    for token in given:
+        if not whole(token, 0, last):
+            raise InvalidOption(f"{name} token", token, f"whole numbers from 0{to}")
+    return [int(token) for token in given]
+
+
+def check_request(tokens: list[int], max_new_tokens: Any, seed: Any, context_length: int) -> None:
+    """Refuse a request that cannot be decoded.
 
     Raises:
         InvalidOption: naming the value, what is allowed and what to do.
@@ -101,16 +119,25 @@ def check_request(tokens: list[Any], max_new_tokens: Any, vocab_size: int, conte
         raise InvalidOption(
             "prompt", f"{len(tokens)} tokens", f"fewer than the context of {context_length} tokens", fix
         )
-    bad: Any = next((t for t in tokens if not _whole(t, 0, vocab_size - 1)), None)
-    if bad is not None:
-        raise InvalidOption("prompt token", bad, f"whole numbers from 0 to {vocab_size - 1}")
-    if max_new_tokens is not None and not _whole(max_new_tokens, 1):
+    if max_new_tokens is not None and not whole(max_new_tokens, 1):
         raise InvalidOption("max_new_tokens", max_new_tokens, "1 or more, or None for no limit")
+    check_seed(seed)
 
 
-def _whole(value: Any, low: float, high: float = math.inf) -> bool:
+def check_seed(seed: Any) -> None:
+    """Refuse a seed that is neither None nor a whole number in [0, 2^63).
+
+    Raises:
+        InvalidOption: naming it.
+    """
+    if seed is not None and not whole(seed, 0, 2**63 - 1):
+        raise InvalidOption("seed", seed, "a whole number from 0 to 2^63 - 1, or None for a fresh one")
+
+
+def whole(value: Any, low: float, high: float = math.inf) -> bool:
+    """Whether it is a whole number from `low` to `high`, numpy's among them; True and False are none."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(low <= value <= high)
 
 
 def _real(value: Any, low: float = -LARGEST, high: float = LARGEST) -> bool:
-    return _whole(value, low, high) or (isinstance(value, float | np.floating) and bool(low <= value <= high))
+    return whole(value, low, high) or (isinstance(value, float | np.floating) and bool(low <= value <= high))
