@@ -29,9 +29,7 @@ SETTINGS = {
     "bias": (Sampling(temperature=1.0, logit_bias={0: 1.0, 2: -0.7}), []),
     "minimum and stop": (Sampling(temperature=1.0, min_new_tokens=2), [2]),
     "all together": (
-        Sampling(
-            temperature=1.3, top_p=0.95, min_p=0.05, presence_penalty=0.4, logit_bias={1: 0.5}, min_new_tokens=1
-        ),
+        Sampling(temperature=1.3, top_p=0.95, min_p=0.05, presence_penalty=0.4, logit_bias={1: 0.5}, min_new_tokens=1),
         [0],
     ),
 }
@@ -48,9 +46,7 @@ def count(drafter, rule, slots, setting, num_samples=NUM_SAMPLES, engine_of=toy_
     """Seeded runs of LENGTH tokens: the p-value of their strings, and their rounds."""
     sampling, stop_ids = SETTINGS[setting]
     engine = engine_of(TARGET, drafter, rule, 3, slots=slots, context_length=16)
-    strings, rounds = sample(
-        engine, PROMPT, num_samples, sampling=sampling, stop_ids=stop_ids, max_new_tokens=LENGTH
-    )
+    strings, rounds = sample(engine, PROMPT, num_samples, sampling=sampling, stop_ids=stop_ids, max_new_tokens=LENGTH)
     return p_value(strings, exact_string_law(TARGET, PROMPT, LENGTH, sampling, stop_ids)), rounds
 
 
