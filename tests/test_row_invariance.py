@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from checkpoints import save_folder, tiny_model
 from outrider.cache import KEY_BLOCK, KVCache
 from outrider.models import decoder as decoder_module
+from outrider.models.checkpoint import open_checkpoint
 from outrider.models.decoder import Decoder
-from test_decoder import advance, block
+from outrider.models.load import load_decoder
+from test_decoder import advance, block, logits_of
 
 CAPACITY = 1100
 TEXT = torch.randint(3, 49152, (CAPACITY,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -102,7 +106,7 @@ def test_the_cached_rows_are_the_same_bits_too(precision: str, request: pytest.F
 
 def test_ordinary_attention_would_be_caught(float16: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: with all rows of a block in one attention call, as everywhere else, bits do differ."""
-    monkeypatch.setattr(decoder_module, "MAX_NARROW_WIDTH", 0)
+    monkeypatch.setattr(decoder_module, "_attend_one_by_one", decoder_module._attend_together)
     assert any(differing(float16, tries(50)))
 
 
@@ -110,3 +114,38 @@ def test_shorter_key_blocks_would_be_caught(float16: Bench, monkeypatch: pytest.
     """Negative control: keys padded to 1 instead of KEY_BLOCK."""
     monkeypatch.setattr(decoder_module, "KEY_BLOCK", 1)
     assert any(differing(float16, tries(50)))
+
+
+def test_wide_blocks_are_the_same_bits_too(q4: Bench) -> None:
+    cases = [(position, width, width // 3, []) for position in (300, 700) for width in (17, 24, 33, 65)]
+    assert list(differing(q4, cases)) == []
+
+
+@pytest.fixture
+def odd_rows(tmp_path: Path) -> Callable[[], bool]:
+    """A model whose rows three threads cannot share evenly: do rows of a block equal the rows alone?"""
+    folder = save_folder(tiny_model("llama", intermediate_size=8960, head_dim=80), tmp_path)
+    model = load_decoder(open_checkpoint(folder), "float16")
+    tokens = [token % 320 for token in TEXT[:8]]
+
+    def equal() -> bool:
+        together = logits_of(model, [tokens], model.new_cache(1, 64))[0]
+        cache = model.new_cache(1, 64)
+        for i, token in enumerate(tokens):
+            if not torch.equal(logits_of(model, [[token]], cache)[0, 0], together[i]):
+                return False
+            cache.commit(0, [0])
+        return True
+
+    return equal
+
+
+def test_rows_that_threads_cannot_share_evenly(odd_rows: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert odd_rows()
+        monkeypatch.setattr(decoder_module, "UNDIVIDED", 10**9)
+        assert not odd_rows(), "negative control: work that is cut inside a row changes its bits"
+    finally:
+        torch.set_num_threads(threads)

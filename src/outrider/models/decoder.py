@@ -1,8 +1,8 @@
 """The native decoder: Llama, Mistral, Qwen2, Qwen3 and their relatives on the static slot cache.
 
-Knows nothing about drafts or rules: it runs blocks. On a CPU every token of a narrow block attends as a problem of
-its own (same kernel, same shape, whatever stands beside it), so that with row-independent linears the logits of a
-position are the same bits in any block and any batch.
+Knows nothing about drafts or rules: it runs blocks. On a CPU every token of a block, prefills excepted, attends as a
+problem of its own (same kernel, same shape, whatever stands beside it), so that with row-independent linears the
+logits of a position are the same bits in any block and any batch.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from outrider.core import Block, Output
 from outrider.models.config import DecoderConfig, inverse_frequencies
 from outrider.models.linear import Linear
 
-MAX_NARROW_WIDTH = 16
-"""Up to this many rows of a sequence attend one by one (same bits); wider blocks, prefills, attend together."""
+UNDIVIDED = 32767
+"""Most elements that torch's elementwise kernels leave to one thread; more are cut anywhere, even inside a row."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class _Span:
     start: int  # first cache row written
     rows: slice
     mask: torch.Tensor  # [n, L] additive, L a multiple of KEY_BLOCK
+    one_by_one: bool  # whether each row attends as a problem of its own
 
 
 class Decoder:
@@ -75,8 +76,7 @@ class Decoder:
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length
         self.device = weights.norm.device
-        frequencies, self._rotary_scale = inverse_frequencies(config)
-        self._frequencies = frequencies.to(self.device)
+        self._rotations = _rotations(config).to(self.device)
 
     @property
     def row_invariant(self) -> bool:
@@ -112,7 +112,7 @@ class Decoder:
         spans = self._spans(block, cache)
         tokens = torch.cat([row[:n] for row, n in zip(block.tokens, block.widths, strict=True)]).to(self.device)
         positions = torch.cat([row[:n] for row, n in zip(block.positions, block.widths, strict=True)])
-        rotation = self._rotation(positions.to(self.device))
+        rotation = self._rotations[positions.to(self.device)]
         x = F.embedding(tokens, self.weights.embedding).float()
         features = []
         for index, layer in enumerate(self.weights.layers):
@@ -136,23 +136,24 @@ class Decoder:
             qkv[:, : c.num_heads] = _rms_norm(qkv[:, : c.num_heads], layer.q_norm, c.rms_norm_eps)
             qkv[:, c.num_heads : heads] = _rms_norm(qkv[:, c.num_heads : heads], layer.k_norm, c.rms_norm_eps)
         # Rotary pairs lie side by side, so one complex product rotates all heads of q and k in place.
-        torch.view_as_complex(qkv[:, :heads].view(len(x), heads, -1, 2)).mul_(rotation)
+        pairs = torch.view_as_complex(qkv[:, :heads].view(len(x), heads, -1, 2))
+        for group in _undivided(pairs):
+            pairs[group].mul_(rotation[group])
         parts = []
         for span in spans:
             part = qkv[span.rows]
             rows[span.slot][span.start : span.start + len(part)] = part[:, c.num_heads :]
             kv = rows[span.slot][: span.mask.shape[-1]]
-            parts.append(_attend(part[:, : c.num_heads], kv, span.mask))
+            attend = _attend_one_by_one if span.one_by_one else _attend_together
+            parts.append(attend(part[:, : c.num_heads], kv, span.mask))
         return layer.out(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         gate_up = layer.gate_up(_rms_norm(x, layer.mlp_norm, self.config.rms_norm_eps))
         gate, up = gate_up.chunk(2, dim=-1)
-        return layer.down(F.silu(gate).mul_(up))
-
-    def _rotation(self, positions: torch.Tensor) -> torch.Tensor:
-        angles = positions[:, None, None].float() * self._frequencies
-        return torch.polar(torch.full_like(angles, self._rotary_scale), angles)  # [T, 1, D / 2]
+        for group in _undivided(gate):
+            F.silu(gate[group], inplace=True)
+        return layer.down(gate.mul_(up))
 
     def _spans(self, block: Block, cache: KVCache) -> list[_Span]:
         spans, first = [], 0
@@ -161,7 +162,8 @@ class Decoder:
             assert start + width <= cache.data.shape[2], "the engine clamps drafts to the cache"
             ancestors = None if block.ancestors is None else block.ancestors[index, :width, :width]
             mask = _mask(start, width, ancestors).to(self.device)
-            spans.append(_Span(slot, start, slice(first, first + width), mask))
+            one_by_one = self.device.type == "cpu" and not block.prefill
+            spans.append(_Span(slot, start, slice(first, first + width), mask, one_by_one))
             first += width
         return spans
 
@@ -177,19 +179,39 @@ def _mask(start: int, width: int, ancestors: torch.Tensor | None) -> torch.Tenso
     return mask
 
 
-def _attend(q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """q [n, heads, D] on kv [L, 2 * kv_heads, D] under mask [n, L] -> [n, heads * D]."""
+def _attend_one_by_one(q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """q [n, heads, D] on kv [L, 2 * kv_heads, D] under mask [n, L] -> [n, heads * D], the same bits for any n.
+
+    Each token is a batch entry: its group of query heads against the keys, a product of one shape for every n.
+    """
     n, _, dim = q.shape
+    keys, values = (part.transpose(0, 1).expand(n, -1, -1, -1) for part in kv.chunk(2, dim=1))  # [n, kv_heads, L, D]
+    grouped = q.reshape(n, keys.shape[1], -1, dim)
+    return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask[:, None, None]).reshape(n, -1)
+
+
+def _attend_together(q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The same, all tokens in one product: quicker for many of them."""
     keys, values = (part.transpose(0, 1)[None] for part in kv.chunk(2, dim=1))  # [1, kv_heads, L, D]
-    mask = mask.to(q.dtype)
-    if q.device.type == "cpu" and n <= MAX_NARROW_WIDTH:
-        # Each token is a batch entry: its group of query heads against the keys, one shape for every width.
-        keys, values = (part.expand(n, -1, -1, -1) for part in (keys, values))
-        grouped = q.reshape(n, keys.shape[1], -1, dim)
-        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask[:, None, None]).reshape(n, -1)
-    together = q.to(kv.dtype).transpose(0, 1)[None]
-    out = F.scaled_dot_product_attention(together, keys, values, attn_mask=mask.to(kv.dtype), enable_gqa=True)
-    return out[0].transpose(0, 1).reshape(n, -1).to(q.dtype)
+    queries, mask = q.to(kv.dtype).transpose(0, 1)[None], mask.to(kv.dtype)
+    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
+    return out[0].transpose(0, 1).reshape(len(q), -1).to(q.dtype)
+
+
+def _rotations(config: DecoderConfig) -> torch.Tensor:
+    """[context, 1, D / 2] complex: what the rotary pairs of a position are multiplied with (Su et al. 2104.09864).
+
+    A table, because sines computed for several positions at once may differ in the last bit from those of one.
+    """
+    frequencies, scale = inverse_frequencies(config)
+    angles = torch.arange(config.context_length)[:, None, None].float() * frequencies
+    return torch.polar(torch.full_like(angles, scale), angles)
+
+
+def _undivided(x: torch.Tensor) -> list[slice]:
+    """Groups of rows with at most `UNDIVIDED` elements."""
+    size = max(1, UNDIVIDED // x[0].numel())
+    return [slice(first, first + size) for first in range(0, len(x), size)]
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
