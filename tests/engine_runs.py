@@ -18,7 +18,7 @@ from outrider.planning.pace import AutoPace, FixedPace
 from outrider.rounds import Round
 from outrider.rules import choose_rule
 from outrider.sampling import laws
-from toy import ScriptedDrafter, TableModel, blend, make_sequence, random_laws
+from toy import ScriptedDrafter, TableModel, blend, make_sequence, random_laws, rule_law
 
 LIMIT = 1e-5
 """A p-value below this is a wrong law; seeds are fixed, so a test that passes once passes always."""
@@ -172,3 +172,15 @@ def sample(engine: Engine, prompt: Ordered[int], num_samples: int, **request: ob
 def sampled(sampling: Sampling | None, temperature: float = 1.0) -> Sampling:
     """The same settings at a temperature above 0."""
     return replace(sampling or Sampling(), temperature=temperature)
+
+
+# ---------------------------------------------------------------- text
+
+
+def writer(prompt: Ordered[int], reply: Ordered[int], vocab_size: int) -> TableModel:
+    """A target that writes `reply` after a prompt of this length, and its last token for ever after."""
+
+    def next_token(context: tuple[int, ...]) -> int:
+        return reply[min(max(len(context) - len(prompt), 0), len(reply) - 1)]
+
+    return TableModel(vocab_size, order=None, law=rule_law(vocab_size, next_token))

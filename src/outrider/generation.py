@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
-from contextlib import closing
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any, Literal, Protocol
@@ -13,7 +12,7 @@ from typing import Any, Literal, Protocol
 from outrider.core import Sequence
 from outrider.engine import Engine
 from outrider.errors import InvalidOption
-from outrider.options import Sampling
+from outrider.options import Sampling, check_seed, whole
 from outrider.rounds import FinishReason, Round, TokenLogprobs
 from outrider.stats import Stats, collect
 from outrider.text import TextStream
@@ -113,7 +112,7 @@ class TextEngine:
             InvalidOption: a bad option, prompt or message.
             ProcessorError: the logits processor failed.
         """
-        result = self._collect(self.add(prompt, messages=messages, **options))
+        result = self._collect(self._start(prompt, messages=messages, **options))
         if result.error is not None:
             raise result.error
         return result
@@ -127,7 +126,9 @@ class TextEngine:
             InvalidOption: at once, before the first piece is asked for.
             ProcessorError: when the logits processor fails.
         """
-        return self._pieces(self.add(prompt, messages=messages, **options))
+        pieces = self._pieces(self._start(prompt, messages=messages, **options))
+        next(pieces)
+        return pieces
 
     def generate_many(self, prompts: Iterable[Prompt | Messages], *, n: int = 1, **options: Any) -> list[Result]:
         """Decode several requests together, n samples of each; the results are in order, samples side by side.
@@ -143,9 +144,12 @@ class TextEngine:
         Raises:
             InvalidOption: before anything is decoded.
         """
-        if not isinstance(n, int) or n < 1:
+        if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+            raise InvalidOption("prompts", prompts, "a list of texts, lists of token ids or conversations")
+        if not whole(n, 1):
             raise InvalidOption("n", n, "1 or more")
         seed = options.pop("seed", None)
+        check_seed(seed)
         sequences: list[Sequence] = []
         try:
             for prompt in prompts:
@@ -153,7 +157,7 @@ class TextEngine:
                 text = None if messages is not None else prompt
                 for i in range(n):
                     sample_seed = None if seed is None else seed + i
-                    sequences.append(self.add(text, messages=messages, seed=sample_seed, **options))  # type: ignore[arg-type]
+                    sequences.append(self._start(text, messages=messages, seed=sample_seed, **options))
             return [self._collect(sequence) for sequence in sequences]
         finally:
             for sequence in sequences:
@@ -192,9 +196,14 @@ class TextEngine:
         ends = self.tokenizer.stop_ids if stop_ids is None else stop_ids
         settings = _sampling(sampling)
         with self._lock:
-            sequence = self.engine.add(
+            return self.engine.add(
                 ids, sampling=settings, seed=seed, stop_ids=ends, max_new_tokens=max_new_tokens, text=text
             )
+
+    def _start(self, *prompt: Any, **options: Any) -> Sequence:
+        """Queue a request whose rounds are kept for `_rounds`, whoever drives the engine."""
+        with self._lock:
+            sequence = self.add(*prompt, **options)
             self._inboxes[sequence.id] = deque()
         return sequence
 
@@ -229,11 +238,15 @@ class TextEngine:
             self.cancel(sequence)
 
     def _pieces(self, sequence: Sequence) -> Iterator[Piece]:
-        with closing(self._rounds(sequence)) as rounds:  # type: ignore[type-var]
-            for r in rounds:
+        """The pieces after a first, empty one that `stream` takes: a generator that never began cannot be closed."""
+        try:
+            yield Piece("", -1, "next")
+            for r in self._rounds(sequence):
                 yield from _split(r)
                 if r.error is not None:
                     raise r.error
+        finally:
+            self.cancel(sequence)
 
     def _collect(self, sequence: Sequence) -> Result:
         return self.result(sequence, list(self._rounds(sequence)))
@@ -266,7 +279,7 @@ class TextEngine:
             error=last.error if last else None,
         )
 
-    def _encode(self, prompt: Prompt | None, messages: Messages | None, raw: bool) -> list[int]:
+    def _encode(self, prompt: Prompt | None, messages: Messages | None, raw: bool) -> Ordered[int]:
         if (prompt is None) == (messages is None):
             given = "neither" if prompt is None else "both"
             raise InvalidOption("prompt and messages", given, "exactly one of the two")
@@ -274,7 +287,7 @@ class TextEngine:
             return self.tokenizer.encode_chat(messages)
         if not isinstance(prompt, str):
             assert prompt is not None
-            return list(prompt)
+            return prompt
         if not prompt:
             raise InvalidOption("prompt", prompt, "at least one character", "Give some text, or a chat message.")
         if raw or self.tokenizer.chat_template is None:
@@ -295,11 +308,11 @@ def _split(r: Round) -> Iterator[Piece]:
 
 
 def _is_conversation(prompt: Any) -> bool:
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    return isinstance(prompt, Ordered) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _stop_strings(stop: str | Ordered[str]) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    strings = tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,)
     bad = next((s for s in strings if not isinstance(s, str) or not s), None)
     if bad is not None:
         raise InvalidOption("stop", bad, "strings of at least one character", "Leave it out for no stop string.")
