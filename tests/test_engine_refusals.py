@@ -93,3 +93,9 @@ def test_a_bad_request_is_refused_and_leaves_nothing_behind(name):
 def test_a_bad_engine_is_refused(options):
     with pytest.raises(InvalidOption, match="allowed: "):
         toy_engine(TARGET, **options)
+
+
+@pytest.mark.parametrize("name", ["temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_a_huge_whole_number_within_the_limits_decodes(name):
+    sampling = Sampling(**{"temperature": 1.0, name: 2**70})
+    assert len(decode(toy_engine(TARGET, NgramDrafter()), [1, 2], sampling=sampling, max_new_tokens=4)) == 4

@@ -123,8 +123,11 @@ def _penalise(scores: torch.Tensor, raw: torch.Tensor, sequence: Sequence, paths
         times = raw.new_tensor([times_in_output[i] for i in known])
         seen = torch.tensor(known, dtype=torch.int64, device=raw.device)
         values = raw[rows, seen]
-        values = torch.where(values < 0, values * s.repetition_penalty, values / s.repetition_penalty)
-        scores[rows, seen] = values - times.clamp(max=1) * s.presence_penalty - times * s.frequency_penalty
+        repetition = float(s.repetition_penalty)
+        values = torch.where(values < 0, values * repetition, values / repetition)
+        scores[rows, seen] = (
+            values - times.clamp(max=1) * float(s.presence_penalty) - times * float(s.frequency_penalty)
+        )
 
     counts = dict.fromkeys(sequence.tokens, 0)  # a token of the prompt is seen, yet 0 times in the output
     for token in sequence.tokens[sequence.prompt_length :]:
