@@ -288,18 +288,23 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.parametrize("method", ["generate", "stream", "add", "generate_many"])
+@pytest.mark.parametrize("method", ["generate", "stream", "add"])
 def test_what_makes_no_sense_is_refused_at_once_and_nothing_is_queued(method, name):
     engine = babbling("ngram")
-    options = {"prompt": "a", **REFUSED[name]}
-    if method == "generate_many":
-        if "messages" in options:
-            pytest.skip("conversations are prompts there")
-        options = {"prompts": ["b", options.pop("prompt")], **options}
     with pytest.raises(InvalidOption, match="allowed: "):
-        getattr(engine, method)(**options)
+        getattr(engine, method)(**{"prompt": "a", **REFUSED[name]})
     assert engine.engine.num_unfinished == 0
     assert engine.generate("a", max_new_tokens=2, raw=True).stats.num_new_tokens == 2
+
+
+@pytest.mark.parametrize("name", [name for name in REFUSED if name != "prompt and messages"])
+def test_one_bad_request_among_many_is_refused_before_anything_is_decoded(name):
+    engine = babbling("ngram")
+    options = {"prompt": "a", **REFUSED[name]}
+    with pytest.raises(InvalidOption, match="allowed: "):
+        engine.generate_many(["b", options.pop("prompt")], **options)
+    assert engine.engine.num_unfinished == 0
+    assert not engine._inboxes
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, "2", True, None])
