@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 import os
 
+import numpy as np
 import torch
 
 from outrider.errors import CacheTooLarge
 
+ALIGNMENT = 64
+
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of zeros for a cache [layers, slots, rows, ...]; on a CPU its pages are taken as they are written.
+    """A tensor of zeros for a cache [layers, slots, rows, ...].
+
+    On a CPU memory is taken page by page as rows are written, so room for long contexts costs nothing until it is used.
 
     Raises:
         CacheTooLarge: it is larger than this machine's memory, or the allocator refuses.
@@ -22,9 +27,20 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     if device.type == "cpu" and size > physical_memory():
         raise CacheTooLarge(f"{text}; this machine has {physical_memory() / 2**30:.1f} GiB. {fix}")
     try:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    except RuntimeError as error:
+        return (
+            _untouched(size).view(dtype).view(shape)
+            if device.type == "cpu"
+            else torch.zeros(shape, dtype=dtype, device=device)
+        )
+    except (MemoryError, RuntimeError) as error:
         raise CacheTooLarge(f"{text}, which could not be allocated. {fix}") from error
+
+
+def _untouched(size: int) -> torch.Tensor:
+    """Zero bytes that the system has promised but not yet given, aligned as torch aligns its own (kernels care)."""
+    # torch.zeros would write every page.
+    taken = torch.from_numpy(np.zeros(size + ALIGNMENT, np.uint8))
+    return taken[-taken.data_ptr() % ALIGNMENT :][:size]
 
 
 def physical_memory() -> int:
