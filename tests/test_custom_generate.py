@@ -169,7 +169,7 @@ GREEDY: dict[str, Callable[[], dict[str, Any]]] = {
     "padded rows": lambda: {**THREE, "max_new_tokens": 40},
     "a prompt of one token": lambda: {**padded([5]), "max_new_tokens": 20},
     "no prompt": lambda: {"max_new_tokens": 12},
-    "more rows than slots": lambda: {**padded(*(tokens(n, n) for n in range(2, 13))), "max_new_tokens": 12},
+    "more rows than slots": lambda: {**padded(*(tokens(n, n) for n in range(2, 11))), "max_new_tokens": 8},
     "end tokens": lambda: {**ONE, "max_new_tokens": 40, "eos_token_id": ENDS},
     "end tokens in padded rows": lambda: {**THREE, "max_new_tokens": 40, "eos_token_id": ENDS},
     "max_length": lambda: {**THREE, "max_length": 20},
@@ -459,7 +459,7 @@ def p_value(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float])
     return float(chisquare(seen, np.array(expected) * (total / sum(expected))).pvalue)
 
 
-def sampled_p_value(settings: dict[str, Any], drafter: str, n: int = 200) -> float:
+def sampled_p_value(settings: dict[str, Any], drafter: str, n: int = 140) -> float:
     made = ModelDrafter(TransformersModel(tiny(1)), slots=8) if drafter == "model" else drafter
     ids = decode(
         tiny(),
@@ -521,7 +521,7 @@ def test_the_same_test_of_laws_catches_a_planted_bug(bug: str, monkeypatch: pyte
 
 def test_the_rule_can_be_chosen() -> None:
     made = ModelDrafter(TransformersModel(tiny(1)), slots=8)
-    settings = {**padded(TINY_PROMPT), "do_sample": True, "max_new_tokens": NUM_NEW, "num_return_sequences": 120}
+    settings = {**padded(TINY_PROMPT), "do_sample": True, "max_new_tokens": NUM_NEW, "num_return_sequences": 80}
     texts = {}
     for rule in ("token", "coupled"):
         ids = decode(tiny(), made, **settings, seed=0, rule=rule)[:, len(TINY_PROMPT) :].tolist()
