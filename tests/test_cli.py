@@ -6,9 +6,12 @@ import io
 import itertools
 import json
 import os
+import re
+import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -153,6 +156,14 @@ def test_the_console_script_is_main():
 # ---------------------------------------------------------------- mistakes
 
 
+@pytest.fixture
+def damaged(tmp_path):
+    """A model file that cannot be loaded: whatever is refused with another message was refused before."""
+    path = tmp_path / "broken[red]\x1b.gguf"
+    path.write_bytes(b"GGUF" + bytes(20))
+    return path
+
+
 WHOLE_FROM_1 = "a whole number, 1 or more"
 BAD = {
     "--temperature -1": "0 (greedy) or a number up to",
@@ -184,9 +195,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("typed", BAD)
-def test_a_bad_value_is_refused_before_loading_with_its_range(typed):
+def test_a_bad_value_is_refused_before_loading_with_its_range(typed, damaged):
     option, value = typed.split(" ")
-    result = run("generate", option, value, "hello")
+    result = run("generate", "--target", damaged, option, value, "hello")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"Error: {option} is ")
     assert value in result.stderr
@@ -213,8 +224,8 @@ def test_a_bad_value_is_refused_before_loading_with_its_range(typed):
         (["--top-k"], ["--top-k"]),
     ],
 )
-def test_a_bad_combination_is_refused_before_loading(typed, words):
-    result = run("generate", "hello", *typed)
+def test_a_bad_combination_is_refused_before_loading(typed, words, damaged):
+    result = run("generate", "hello", "--target", damaged, *typed)
     assert (result.exit_code, result.stdout) == (2, "")
     assert isinstance(result.exception, SystemExit)
     for word in words:
@@ -227,10 +238,8 @@ def test_chat_refuses_the_same_way():
     assert "--temperature is -1.0" in result.stderr
 
 
-def test_a_damaged_model_file_is_named(tmp_path):
-    path = tmp_path / "broken[red]\x1b.gguf"
-    path.write_bytes(b"GGUF" + bytes(20))
-    result = run("generate", "hello", "--target", path)
+def test_a_damaged_model_file_is_named(damaged):
+    result = run("generate", "hello", "--target", damaged)
     assert result.exit_code == 2
     assert "broken[red]\\x1b.gguf" in result.stderr
 
@@ -798,13 +807,13 @@ def test_answers_use_different_seeds_and_a_conversation_repeats_itself():
 def test_the_chat_command_answers_the_lines_of_a_pipe():
     result = run(
         *("chat", "--precision", "q4", "--context-length", 256, "--max-new-tokens", 6, "--system", "Be brief."),
-        *("--temperature", 0.8, "--seed", 3),
+        *("--temperature", 0.8),
         stdin="Hi!\n/stats\nBye!\r\n/exit\nnever read\n",
     )
     assert result.exit_code == 0, result.stderr
     assert len(result.stdout.splitlines()) == 2
     assert result.stderr.count("acceptance length") == 2
-    assert "Seed: 3" in result.stderr
+    assert re.search(r"^Seed: \d+$", result.stderr, re.MULTILINE)
 
 
 SPAWN = """
@@ -820,6 +829,19 @@ print([message["content"] for message in chat.messages])
 """
 
 
+def until_prompt(process, typed):
+    """Type, and read until the next prompt. Ctrl-C is repeated: Python may miss one just after it prints a prompt."""
+    shown, deadline = b"", time.monotonic() + 100
+    process.stdin.write(typed)
+    while not shown.endswith(b"> "):
+        if select.select([process.stdout], [], [], 2)[0]:
+            shown += process.stdout.read(1) or pytest.fail(shown.decode())
+        elif typed.endswith(b"\x03"):
+            process.stdin.write(b"\x03")
+        assert time.monotonic() < deadline, shown
+    return shown
+
+
 def test_on_a_terminal_ctrl_c_drops_the_typed_line_and_ctrl_d_ends():
     process = subprocess.Popen(
         [sys.executable, "-c", SPAWN, sys.executable, "-c", TERMINAL_CHAT],
@@ -828,13 +850,9 @@ def test_on_a_terminal_ctrl_c_drops_the_typed_line_and_ctrl_d_ends():
         bufsize=0,
         env={**os.environ, "TERM": "dumb", "PYTHONPATH": str(Path(__file__).parent)},
     )
-    shown = b""
-    for typed in (b"hello\n", b"half a line\x03", b"bye\n", b"\x04"):
-        while not shown.endswith(b"> "):
-            shown += process.stdout.read(1) or pytest.fail(shown.decode())
-        process.stdin.write(typed)
-        shown += process.stdout.read(1)
-    shown += process.communicate(timeout=60)[0]
+    for typed in (b"", b"hello\n", b"half a line\x03", b"bye\n"):
+        until_prompt(process, typed)
+    shown = process.communicate(b"\x04", timeout=100)[0]
     assert process.returncode == 0, shown
     assert b"['hello', 'yes', 'bye', 'yes']" in shown
 

@@ -21,7 +21,7 @@ from outrider import engine as engine_module
 from outrider.drafters import ModelDrafter, NgramDrafter, SuffixDrafter
 from outrider.errors import InvalidOption
 from outrider.options import Sampling
-from toy import TableModel, exact_string_law, random_laws
+from toy import ScriptedDrafter, TableModel, exact_string_law, random_laws
 
 V = 6
 LAW = random_laws(V, seed=8, sharpness=2)
@@ -207,7 +207,7 @@ def test_an_unseeded_row_among_others_has_the_targets_law(monkeypatch):
     monkeypatch.setattr(engine_module.secrets, "randbits", random.Random(0).getrandbits)
     target = TableModel(3, order=2, law=random_laws(3, seed=1, sharpness=3))
     engine = toy_engine(target, ModelDrafter(draft_model(target), 3), slots=3)
-    for seed in range(500):
+    for seed in range(300):
         engine.add([0, 1], sampling=WARM, seed=seed, max_new_tokens=3)
         engine.add([0, 1, 2], sampling=WARM, max_new_tokens=3)
         engine.add([1], max_new_tokens=3)
@@ -250,6 +250,25 @@ def test_a_drafter_keeps_nothing_of_an_earlier_request(drafter):
     for prompt in (long, short, long, short, short):
         assert rounds_of(engine, prompt) == fresh[tuple(prompt)]
     assert all(rounds_of(engine_with(drafter), short) == fresh[tuple(short)] for _ in range(30))
+
+
+def test_adaptive_draft_lengths_start_afresh_with_each_request_and_do_not_mix():
+    # Known fault 41: one request whose drafts are all right beside one whose drafts are all wrong.
+    class HalfRight(ScriptedDrafter):
+        def _propose(self, tokens, budget):
+            self.right = 0 if tokens[0] == 5 else None
+            return super()._propose(tokens, budget)
+
+    prompts = [[0, 1], [5, 1]]
+    drafter = HalfRight([[*p, *TARGET.greedy(p, 80)] for p in prompts], V)
+    engine = toy_engine(TARGET, drafter, k=None, slots=2)
+    for _ in range(2):
+        right, wrong = (engine.add(p, max_new_tokens=80) for p in prompts)
+        rounds = finish(engine)
+        drafted = [[r.num_drafted for r in rounds[s]] for s in (right, wrong)]
+        assert drafted[0][0] == drafted[1][0] == 4
+        assert max(drafted[0]) > 8
+        assert drafted[1][-20:].count(0) > 15
 
 
 def test_a_drafter_may_serve_two_engines_in_turn():

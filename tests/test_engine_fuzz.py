@@ -142,7 +142,7 @@ def check_text(engine, sequence, seed):
         assert new_tokens(sequence) == expected
 
 
-@settings(calm, max_examples=250)
+@settings(calm, max_examples=150)
 @given(engines(), actions)
 def test_nothing_escapes_and_the_next_request_decodes_right(engine, actions):
     added = []

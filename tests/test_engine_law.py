@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine_runs import DRAFTERS_AND_RULES, LIMIT, all_drafters, p_value, sample, toy_engine
+from outrider.drafters import ModelDrafter
 from outrider.errors import InvalidOption
 from outrider.generation import TextEngine
 from outrider.options import Sampling
@@ -56,10 +57,20 @@ def make(name, slots):
 
 @pytest.mark.parametrize(("drafter", "rule", "slots", "setting"), RUNS)
 def test_the_emitted_strings_have_the_targets_law(drafter, rule, slots, setting):
-    p, rounds = count(make(drafter, slots), rule, slots, setting)
+    p, rounds = count(make(drafter, slots), rule, slots, setting, NUM_SAMPLES if slots > 1 else NUM_SAMPLES // 2)
     assert p > LIMIT
     if drafter != "none":
         assert 0 < sum(r.num_accepted for r in rounds) < sum(r.num_drafted for r in rounds)
+
+
+@pytest.mark.parametrize("size", [V - 1, V + 2])
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_draft_model_with_fewer_or_more_ids_keeps_the_targets_law(rule, size):
+    # Known fault 23.
+    model = TableModel(size, order=2, law=random_laws(size, seed=3, sharpness=2))
+    p, rounds = count(ModelDrafter(model, 5, vocab_size=V), rule, 5, "top-p")
+    assert p > LIMIT
+    assert 0 < sum(r.num_accepted for r in rounds) < sum(r.num_drafted for r in rounds)
 
 
 @pytest.mark.slow

@@ -48,6 +48,15 @@ def test_prompt_lookup_keeps_to_the_limit_on_the_prompt_that_was_reported(k, lim
     assert decode(toy_engine(target, NgramDrafter(), k=k), prompt, max_new_tokens=limit) == [2, 7, 20, 3][:limit]
 
 
+@pytest.mark.parametrize("k", [1, 7])
+def test_drafts_are_as_long_as_asked_for(k):
+    # Known fault 22.
+    engine = toy_engine(TARGET, ScriptedDrafter([[*PROMPT, *TARGET.greedy(PROMPT, 40)]], V), k=k)
+    engine.add(PROMPT, max_new_tokens=40)
+    (rounds,) = finish(engine).values()
+    assert {r.num_drafted for r in rounds[:-1]} == {k}
+
+
 def test_with_one_token_left_the_round_is_a_plain_step():
     engine = toy_engine(TARGET, ScriptedDrafter([[*PROMPT, *TARGET.greedy(PROMPT, 12)]], V), k=5)
     engine.add(PROMPT, max_new_tokens=7)

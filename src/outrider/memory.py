@@ -27,11 +27,9 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     if device.type == "cpu" and size > physical_memory():
         raise CacheTooLarge(f"{text}; this machine has {physical_memory() / 2**30:.1f} GiB. {fix}")
     try:
-        return (
-            _untouched(size).view(dtype).view(shape)
-            if device.type == "cpu"
-            else torch.zeros(shape, dtype=dtype, device=device)
-        )
+        if device.type == "cpu":
+            return _untouched(size).view(dtype).view(shape)
+        return torch.zeros(shape, dtype=dtype, device=device)
     except (MemoryError, RuntimeError) as error:
         raise CacheTooLarge(f"{text}, which could not be allocated. {fix}") from error
 
