@@ -16,7 +16,7 @@ from time import perf_counter
 
 import torch
 
-from outrider import tree
+import outrider.tree as tree
 from outrider.core import Block, Draft, Drafter, Model, Rule, Sequence, Verdict
 from outrider.errors import InvalidOption, OutriderError
 from outrider.guard import fault, until_stop

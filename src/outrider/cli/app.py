@@ -8,12 +8,12 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider import __version__
-from outrider.cli import options as o
+import outrider.cli.options as o
 from outrider.cli.report import as_json, ending, problems, tables, verdict
 from outrider.cli.screen import Screen, open_screen
 from outrider.errors import InvalidOption, OutriderError
@@ -38,7 +38,7 @@ def main() -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"outrider {__version__}")
+        typer.echo(f"outrider {version('outrider')}")
         raise typer.Exit
 
 
