@@ -39,6 +39,7 @@ RUNS = [
     (drafter, rule, slots, list(SETTINGS)[(2 * place + (slots == 5)) % len(SETTINGS)])
     for place, (drafter, rule) in enumerate(DRAFTERS_AND_RULES)
     for slots in (1, 5)
+    if (rule, slots) != ("coupled", 1)  # a coupled text is the same whatever the batch: see test_engine_equal_text
 ]
 """Every drafter with every rule, alone and in a batch; the settings take turns."""
 
