@@ -40,6 +40,7 @@ CPU = torch.device("cpu")
         ("context_length", 8193, "2 to 8192"),
         ("threads", 0, "1 or more"),
         ("device", "gpu7", "device"),
+        ("tokenizer", "gpt2", "None for a target that is named"),
     ],
 )
 def test_a_bad_option_is_refused_with_what_is_allowed(option: str, value: Any, named: str) -> None:
@@ -99,10 +100,8 @@ def test_the_shipped_distances_are_those_of_this_machine(
 def test_auto_measures_what_is_not_known(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", tiny_model("llama"), Kind.Q4_1)
     checkpoint = open_checkpoint(tmp_path / "model.gguf")
-    tokens = list(range(3, 100))
-    precision, model = choose_precision(checkpoint, tokens, CPU)
-    assert precision == model.precision
-    assert precision in ("q4", "float16")
+    model = choose_precision(checkpoint, lambda: list(range(3, 100)), CPU)
+    assert model.precision in ("q4", "float16")
 
 
 def test_a_far_precision_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +109,8 @@ def test_a_far_precision_is_passed_over(tmp_path: Path, monkeypatch: pytest.Monk
 
     write_gguf(tmp_path / "model.gguf", tiny_model("llama"), Kind.Q4_1)
     monkeypatch.setattr(module, "MAX_KL", 0.0)
-    assert choose_precision(open_checkpoint(tmp_path / "model.gguf"), [3, 4, 5], CPU)[0] == "float32"
+    model = choose_precision(open_checkpoint(tmp_path / "model.gguf"), lambda: [3, 4, 5], CPU)
+    assert model.precision == "float32"
 
 
 def test_every_error_of_ours_has_one_base() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,8 @@ def _load_model(
 ) -> _Loaded:
     if not isinstance(target, str | Path):
         return _wrap(target, precision, tokenizer, context_length)
+    if tokenizer is not None:
+        raise InvalidOption("tokenizer", tokenizer, "None for a target that is named", "Its own tokenizer is loaded.")
     path = locate(str(target))
     try:
         checkpoint = open_checkpoint(path)
@@ -154,13 +157,14 @@ def _load_model(
         if not path.is_dir():
             raise
         return _adapt(path, precision, device, context_length)
-    spoken = load_tokenizer(path)
     report = None if progress is None else lambda done, total: progress(str(target), done, total)
-    if precision == "auto":
-        _, model = choose_precision(checkpoint, spoken.encode(SAMPLE_TEXT), device, report)
-    else:
-        model = load_decoder(checkpoint, precision, device=device, progress=report)
-    return _Loaded(model, spoken)
+    with ThreadPoolExecutor(max_workers=1) as aside:  # importing transformers takes as long as reading the weights
+        spoken = aside.submit(load_tokenizer, path)
+        if precision == "auto":
+            model = choose_precision(checkpoint, lambda: spoken.result().encode(SAMPLE_TEXT), device, report)
+        else:
+            model = load_decoder(checkpoint, precision, device=device, progress=report)
+        return _Loaded(model, spoken.result())
 
 
 def _adapt(path: Path, precision: str, device: torch.device, context_length: int | None) -> _Loaded:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from importlib import resources
 
 import torch
@@ -31,8 +32,8 @@ Nobody in the village had read Newton, yet everyone knew when to bring the boats
 
 
 def choose_precision(
-    checkpoint: Checkpoint, tokens: list[int], device: torch.device, progress: Progress | None = None
-) -> tuple[str, Decoder]:
+    checkpoint: Checkpoint, tokens: Callable[[], list[int]], device: torch.device, progress: Progress | None = None
+) -> Decoder:
     """What `auto` means: the fastest precision whose mean KL to float32 is at most `MAX_KL`, loaded.
 
     Precisions are tried fastest first: q4, float16 on a CPU; float16, bfloat16 elsewhere. Distances that were
@@ -40,7 +41,7 @@ def choose_precision(
 
     Args:
         checkpoint: the target.
-        tokens: ids of `SAMPLE_TEXT` in its own vocabulary.
+        tokens: gives the ids of `SAMPLE_TEXT` in its own vocabulary; called only to measure.
         device: where it will run.
         progress: called with (layers done, layers in all).
 
@@ -52,13 +53,13 @@ def choose_precision(
     reference: Decoder | None = None
     for precision in candidates:
         if precision in known and known[precision] <= MAX_KL:
-            return precision, load_decoder(checkpoint, precision, device=device, progress=progress)
+            return load_decoder(checkpoint, precision, device=device, progress=progress)
         if precision not in known:
             reference = reference or _reference(checkpoint, device, progress)
             model = load_decoder(checkpoint, precision, device=device, progress=progress)
-            if mean_kl(reference, model, tokens) <= MAX_KL:
-                return precision, model
-    return "float32", reference or load_decoder(checkpoint, "float32", device=device, progress=progress)
+            if mean_kl(reference, model, tokens()[: model.context_length]) <= MAX_KL:
+                return model
+    return reference or load_decoder(checkpoint, "float32", device=device, progress=progress)
 
 
 def mean_kl(reference: Model, model: Model, tokens: list[int]) -> float:
