@@ -21,7 +21,9 @@ def provenance() -> dict[str, Any]:
     return {
         "command": " ".join(["python", *sys.argv]),
         "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/benchmarks/results")),
+        "uncommitted_changes": bool(
+            _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/benchmarks/results")
+        ),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES},
