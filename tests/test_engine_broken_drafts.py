@@ -181,3 +181,21 @@ def test_a_drafter_may_use_up_the_lists_that_it_is_given():
     (rounds,) = finish(engine).values()
     assert new_tokens(sequence) == reference
     assert [r.num_accepted for r in rounds] == [3, 3, 0]
+
+
+class Meddler:
+    """Writes into a sequence, which belongs to the engine."""
+
+    name, proposal = "meddler", "point_mass"
+
+    def propose(self, sequences, budgets):
+        sequences[0].tokens.append(3)
+        return [Draft.chain([1] * max(k, 0)) for k in budgets]
+
+
+def test_a_drafter_that_writes_into_a_sequence_is_counted_and_changes_no_token():
+    engine = toy_engine(TARGET, Meddler(), k=2, slots=2)
+    sequences = [engine.add([1, 2], max_new_tokens=6), engine.add([3], max_new_tokens=6)]
+    rounds = finish(engine)
+    assert [new_tokens(s) for s in sequences] == [TARGET.greedy([1, 2], 6), TARGET.greedy([3], 6)]
+    assert all("it changed a sequence" in r.broken for each in rounds.values() for r in each)

@@ -12,6 +12,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 
 import outrider
 from checkpoints import save_folder, tiny_model, write_gguf
+from outrider.drafters import NgramDrafter
 from outrider.errors import CheckpointError, InvalidOption, OutriderError, VocabularyMismatch
 from outrider.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.decoder import Decoder
@@ -34,11 +35,17 @@ CPU = torch.device("cpu")
         ("num_draft_tokens", -1, "0 to 64"),
         ("num_draft_tokens", 65, "0 to 64"),
         ("num_draft_tokens", "many", "0 to 64"),
-        ("slots", 0, "1 or more"),
+        ("slots", 0, "1 to 1024"),
+        ("slots", 10**9, "1 to 1024"),
         ("context_length", 1, "2 to 8192"),
         ("context_length", 0, "2 to 8192"),
         ("context_length", 8193, "2 to 8192"),
-        ("threads", 0, "1 or more"),
+        ("threads", 0, "1 to 1024"),
+        ("threads", 10**9, "1 to 1024"),
+        ("threads", True, "1 to 1024"),
+        ("num_draft_tokens", True, "0 to 64"),
+        ("rule", ["token"], "auto, block"),
+        ("drafter", NgramDrafter, "an object, not a class"),
         ("device", "gpu7", "device"),
         ("tokenizer", "gpt2", "None for a target that is named"),
     ],

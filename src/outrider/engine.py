@@ -19,7 +19,7 @@ import torch
 import outrider.tree as tree
 from outrider.core import Block, Draft, Drafter, Model, Rule, Sequence, Verdict
 from outrider.errors import InvalidOption, OutriderError
-from outrider.guard import fault, until_stop
+from outrider.guard import proposals
 from outrider.options import Sampling, check_request, token_ids, validate, whole
 from outrider.rounds import FinishReason, Pace, Round, Seconds, TokenLogprobs
 from outrider.rules.coins import streams
@@ -31,6 +31,8 @@ PREFILL_CHUNK = 256
 
 INVARIANT_WIDTH = 16
 """Rows of every forward in invariant mode, so that plain and speculative runs call the same kernels."""
+
+MAX_SLOTS = 1024
 
 
 class Engine:
@@ -66,8 +68,8 @@ class Engine:
         self.context_length = target.context_length if context_length is None else context_length
         if not whole(self.context_length, 2, target.context_length):
             raise InvalidOption("context_length", context_length, f"2 to {target.context_length}, the target's own")
-        if not whole(slots, 1):
-            raise InvalidOption("slots", slots, "1 or more")
+        if not whole(slots, 1, MAX_SLOTS):
+            raise InvalidOption("slots", slots, f"1 to {MAX_SLOTS}")
         if drafter.proposal not in rule.proposals:
             fits = ", ".join(sorted(rule.proposals))
             raise InvalidOption("rule", rule.name, f"one for {drafter.proposal} drafts", f"This one is for: {fits}.")
@@ -105,7 +107,7 @@ class Engine:
         sampling = sampling or Sampling()
         validate(sampling, self.target.vocab_size)
         tokens, stops = token_ids("prompt", prompt, self.target.vocab_size), frozenset(token_ids("stop", stop_ids))
-        check_request(tokens, max_new_tokens, seed, self.context_length)
+        check_request(tokens, max_new_tokens, sampling.min_new_tokens, seed, self.context_length)
         seed = secrets.randbits(63) if seed is None else seed
         draft_coins, verify_coins = streams(seed, coupled=self.rule.name == "coupled")
         sequence = Sequence(
@@ -188,13 +190,7 @@ class Engine:
         wanted = self.pace.budgets(ready)
         most = INVARIANT_WIDTH - 1 if self.invariant else self.context_length
         budgets = [min(k, most, self._room(s) - 1) for k, s in zip(wanted, ready, strict=True)]
-        try:
-            drafts = self.drafter.propose(list(ready), list(budgets))
-            assert len(drafts) == len(ready), f"{len(drafts)} drafts for {len(ready)} sequences"
-        except Exception as error:  # a drafter may be the user's: it must never end the sequence, only be counted
-            return [Draft()] * len(ready), [f"{type(error).__name__}: {error}"] * len(ready)
-        faults = [fault(d, k, self.rule, self.target.vocab_size) for d, k in zip(drafts, budgets, strict=True)]
-        return [Draft() if f else until_stop(d, s) for d, s, f in zip(drafts, ready, faults, strict=True)], faults
+        return proposals(self.drafter, ready, budgets, self.rule, self.target.vocab_size)
 
     def _forward(self, ready: list[Sequence], drafts: list[Draft]) -> list[torch.Tensor]:
         """Logits [1 + n, V] of each sequence's block: after its pending token and after each drafted node."""

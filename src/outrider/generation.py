@@ -323,5 +323,6 @@ def _sampling(settings: dict[str, Any]) -> Sampling:
     known = Sampling.__dataclass_fields__
     for name in settings:
         if name not in known:
-            raise InvalidOption("option", name, ", ".join(sorted(known)), "Check the spelling.")
+            others = ("max_new_tokens", "raw", "seed", "stop", "stop_ids")
+            raise InvalidOption("option", name, ", ".join(sorted((*known, *others))), "Check the spelling.")
     return Sampling(**settings)

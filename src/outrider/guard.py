@@ -7,22 +7,40 @@ from typing import Any
 
 import numpy as np
 
-from outrider.core import Draft, Rule, Sequence
+from outrider.core import Draft, Drafter, Rule, Sequence
 from outrider.tree import is_chain
 
 SUM_TOLERANCE = 1e-4
 """How far the sum of a law in float32 may be from 1."""
 
 
-def fault(draft: Any, budget: int, rule: Rule, vocab_size: int) -> str | None:
-    """Why a draft cannot be verified, or None.
+def proposals(
+    drafter: Drafter, sequences: list[Sequence], budgets: list[int], rule: Rule, vocab_size: int
+) -> tuple[list[Draft], list[str | None]]:
+    """What the drafter proposes, with empty drafts in place of those that cannot be verified, and why they cannot.
 
     Args:
-        draft: what the drafter returned, anything at all.
-        budget: most tokens it may have.
-        rule: must accept drafts of its proposal.
+        drafter: may raise or return anything at all, and may not touch the sequences.
+        sequences: that are ready for a round.
+        budgets: most tokens of each draft.
+        rule: must accept the drafts.
         vocab_size: of the target.
     """
+    held = [list(sequence.tokens) for sequence in sequences]
+    try:
+        drafts = drafter.propose(list(sequences), list(budgets))
+        assert len(drafts) == len(sequences), f"{len(drafts)} drafts for {len(sequences)} sequences"
+        assert all(s.tokens == tokens for s, tokens in zip(sequences, held, strict=True)), "it changed a sequence"
+    except Exception as error:  # it must never end the sequences, only be counted
+        for sequence, tokens in zip(sequences, held, strict=True):
+            sequence.tokens = tokens
+        return [Draft()] * len(sequences), [f"{type(error).__name__}: {error}"] * len(sequences)
+    faults = [_fault_of_anything(d, k, rule, vocab_size) for d, k in zip(drafts, budgets, strict=True)]
+    return [Draft() if f else _until_stop(d, s) for d, s, f in zip(drafts, sequences, faults, strict=True)], faults
+
+
+def _fault_of_anything(draft: Any, budget: int, rule: Rule, vocab_size: int) -> str | None:
+    """Why a draft cannot be verified, or None."""
     try:
         return _fault(draft, budget, rule, vocab_size)
     except Exception as error:  # its parts may be anything at all, too
@@ -52,7 +70,7 @@ def _fault_of_probs(draft: Draft, vocab_size: int) -> str | None:
     return None
 
 
-def until_stop(draft: Draft, sequence: Sequence) -> Draft:
+def _until_stop(draft: Draft, sequence: Sequence) -> Draft:
     """The draft up to its first stop token, its ids as plain ints: nothing after a stop can be emitted."""
     tokens = tuple(int(token) for token in draft.tokens)
     count = next((i for i, token in enumerate(tokens, start=1) if token in sequence.stop_ids), len(tokens))

@@ -21,7 +21,8 @@ from outrider.models.load import PRECISIONS, load_decoder
 from outrider.models.locate import locate
 from outrider.models.precision import SAMPLE_TEXT, choose_precision
 from outrider.models.tokenizer import Tokenizer, compare_vocabularies, load_tokenizer
-from outrider.planning.pace import AutoPace, FixedPace
+from outrider.options import whole
+from outrider.planning.pace import MAX_K, AutoPace, FixedPace
 from outrider.rounds import Pace
 from outrider.rules import RULES, choose_rule
 
@@ -33,6 +34,8 @@ DEFAULT_DRAFTER = "suffix"
 
 DEFAULT_CONTEXT = 8192
 """Tokens per sequence unless more are asked for: caches of very long contexts are large."""
+
+MAX_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -110,12 +113,11 @@ def check_options(
     elif drafter != "auto" and not drafter.startswith("model:"):
         build(drafter)
     if num_draft_tokens != "auto":
-        if isinstance(num_draft_tokens, str):
-            raise InvalidOption("num_draft_tokens", num_draft_tokens, 'a whole number from 0 to 64, or "auto"')
-        k = FixedPace(num_draft_tokens).k
-        if invariant and k >= INVARIANT_WIDTH:
-            raise InvalidOption("num_draft_tokens", k, f"0 to {INVARIANT_WIDTH - 1} in invariant mode")
-    if rule != "auto" and rule not in RULES:
+        if not whole(num_draft_tokens, 0, MAX_K):
+            raise InvalidOption("num_draft_tokens", num_draft_tokens, f'a whole number from 0 to {MAX_K}, or "auto"')
+        if invariant and int(num_draft_tokens) >= INVARIANT_WIDTH:
+            raise InvalidOption("num_draft_tokens", num_draft_tokens, f"0 to {INVARIANT_WIDTH - 1} in invariant mode")
+    if rule != "auto" and (not isinstance(rule, str) or rule not in RULES):
         raise InvalidOption("rule", rule, ", ".join(["auto", *RULES]))
     if precision != "auto" and precision not in PRECISIONS:
         raise InvalidOption("precision", precision, ", ".join(["auto", *PRECISIONS]))
@@ -124,8 +126,8 @@ def check_options(
 def _set_threads(threads: int | None) -> None:
     if threads is None:
         return
-    if not isinstance(threads, int) or threads < 1:
-        raise InvalidOption("threads", threads, "1 or more")
+    if not whole(threads, 1, MAX_THREADS):
+        raise InvalidOption("threads", threads, f"1 to {MAX_THREADS}", "As many as there are cores is a good choice.")
     torch.set_num_threads(threads)
 
 
@@ -133,7 +135,7 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise InvalidOption("device", name, "cpu, or a device this torch can use", str(error).split("\n")[0]) from error
     return device
 
@@ -147,6 +149,9 @@ def _load_model(
     context_length: int | None = None,
 ) -> _Loaded:
     if not isinstance(target, str | Path):
+        if not hasattr(target, "config"):
+            forms = "smollm2, a folder, a .gguf file, a Hugging Face id, or a loaded transformers model"
+            raise InvalidOption("target", target, forms)
         return _wrap(target, precision, tokenizer, context_length)
     if tokenizer is not None:
         raise InvalidOption("tokenizer", tokenizer, "None for a target that is named", "Its own tokenizer is loaded.")

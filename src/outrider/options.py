@@ -106,7 +106,7 @@ def token_ids(name: str, ids: Any, vocab_size: int | None = None) -> list[int]:
     return [int(token) for token in given]
 
 
-def check_request(tokens: list[int], max_new_tokens: Any, seed: Any, context_length: int) -> None:
+def check_request(tokens: list[int], max_new_tokens: Any, min_new_tokens: int, seed: Any, context_length: int) -> None:
     """Refuse a request that cannot be decoded.
 
     Raises:
@@ -121,6 +121,8 @@ def check_request(tokens: list[int], max_new_tokens: Any, seed: Any, context_len
         )
     if max_new_tokens is not None and not whole(max_new_tokens, 1):
         raise InvalidOption("max_new_tokens", max_new_tokens, "1 or more, or None for no limit")
+    if max_new_tokens is not None and min_new_tokens > max_new_tokens:
+        raise InvalidOption("min_new_tokens", min_new_tokens, f"0 to {max_new_tokens}, which is max_new_tokens")
     check_seed(seed)
 
 

@@ -39,7 +39,7 @@ class Stats:
         num_draft_tokens: drafted tokens that were verified.
         num_accepted_tokens: drafted tokens that were emitted.
         num_broken_drafts: proposals that were thrown away.
-        broken_draft: why the last of them was, or None.
+        broken_draft: why the first of them was, or None.
         acceptance: by position.
         seconds: wall time of the rounds by part.
         prefill_seconds: wall time of the prompt.
@@ -106,7 +106,7 @@ def collect(
         num_draft_tokens=sum(r.num_drafted for r in rounds),
         num_accepted_tokens=sum(r.num_accepted for r in rounds),
         num_broken_drafts=len(broken),
-        broken_draft=broken[-1] if broken else None,
+        broken_draft=broken[0] if broken else None,
         acceptance=_by_position(rounds),
         seconds=sum((r.seconds for r in rounds), Seconds()),
         prefill_seconds=prefill_seconds,

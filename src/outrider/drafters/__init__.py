@@ -47,6 +47,8 @@ def check_drafter(drafter: object) -> None:
         InvalidOption: naming the attribute that is missing or wrong.
     """
     fix = "See outrider.core.Drafter."
+    if isinstance(drafter, type):
+        raise InvalidOption("drafter", drafter, "an object, not a class", f"Pass {drafter.__name__}(...).")
     if not callable(getattr(drafter, "propose", None)):
         raise InvalidOption("drafter", drafter, "an object with a method propose(sequences, budgets)", fix)
     if not isinstance(getattr(drafter, "name", None), str):
