@@ -324,3 +324,9 @@ def test_a_seed_that_runs_out_of_range_is_refused_before_anything_is_decoded():
     with pytest.raises(InvalidOption, match="seed"):
         engine.generate_many(["a"], n=2, seed=2**63 - 1)
     assert engine.engine.num_unfinished == 0
+
+
+@pytest.mark.parametrize("raw", ["yes", 1, None])
+def test_raw_is_true_or_false(raw):
+    with pytest.raises(InvalidOption, match=r"raw is .*; allowed: True or False"):
+        TextEngine(toy_engine(TableModel(8)), ByteTokenizer()).add("hi", raw=raw)

@@ -283,6 +283,8 @@ class TextEngine:
         if (prompt is None) == (messages is None):
             given = "neither" if prompt is None else "both"
             raise InvalidOption("prompt and messages", given, "exactly one of the two")
+        if not isinstance(raw, bool):
+            raise InvalidOption("raw", raw, "True or False")
         if messages is not None:
             return self.tokenizer.encode_chat(messages)
         if not isinstance(prompt, str):
