@@ -17,7 +17,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "outrider"
 
-BASE = {"core", "errors", "memory", "cache", "options", "rounds"}
+BASE = {"core", "errors", "memory", "cache", "options", "rounds", "penalties"}
 METHOD = BASE | {"sampling", "tree", "text"}
 MAY_IMPORT = {
     "errors": set(),
@@ -26,12 +26,14 @@ MAY_IMPORT = {
     "core": {"errors", "options"},
     "cache": {"core", "errors", "memory"},
     "rounds": {"core", "errors"},
+    "penalties": {"core"},
     "sampling": BASE,
     "tree": BASE,
     "text": BASE,
     "rules": METHOD,
     "guard": METHOD,
-    "engine": METHOD | {"guard", "rules"},
+    "blocks": METHOD,
+    "engine": METHOD | {"blocks", "guard", "rules"},
     "models": METHOD,
     "drafters": METHOD,
 }

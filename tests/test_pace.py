@@ -19,7 +19,7 @@ def play(pace, sequence, accepted, rounds, drafted=lambda budget: budget):
         num_drafted = drafted(budget)
         num_accepted = min(num_drafted, accepted(number, num_drafted))
         budgets.append(budget)
-        pace.observe([Round(sequence, (0,) * (num_accepted + 1), num_drafted, num_accepted)])
+        pace.observe([Round(sequence, (0,) * (num_accepted + 1), num_drafted, num_accepted, depth=num_drafted)])
     return budgets
 
 
@@ -80,7 +80,12 @@ def test_sequences_do_not_share_their_state():
     pace, lucky, unlucky = AutoPace(cap=8), make_sequence([1], id=0), make_sequence([1], id=1)
     for _ in range(30):
         budgets = pace.budgets([lucky, unlucky])
-        pace.observe([Round(lucky, (0,), budgets[0], budgets[0]), Round(unlucky, (0,), budgets[1], 0)])
+        pace.observe(
+            [
+                Round(lucky, (0,), budgets[0], budgets[0], depth=budgets[0]),
+                Round(unlucky, (0,), budgets[1], 0, depth=budgets[1]),
+            ]
+        )
     assert pace.budgets([unlucky, lucky]) == [0, 8]
 
 
@@ -102,7 +107,7 @@ def test_a_sequence_that_ended_is_forgotten():
     pace, finished, dropped = AutoPace(), make_sequence([1]), make_sequence([1])
     pace.budgets([finished, dropped])
     assert len(pace._habits) == 2
-    pace.observe([Round(finished, (0,), 4, 4, finish_reason="stop")])
+    pace.observe([Round(finished, (0,), 4, 4, depth=4, finish_reason="stop")])
     del dropped
     gc.collect()
     assert len(pace._habits) == 0

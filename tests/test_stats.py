@@ -60,7 +60,7 @@ def test_the_figures_of_three_rounds_counted_by_hand():
 
 def test_drafts_of_different_lengths_count_where_they_reached():
     sequence = make_sequence(PROMPT)
-    rounds = [Round(sequence, (0,) * (a + 1), d, a) for d, a in [(4, 4), (2, 1), (1, 0), (0, 0), (3, 2)]]
+    rounds = [Round(sequence, (0,) * (a + 1), d, a, depth=d) for d, a in [(4, 4), (2, 1), (1, 0), (0, 0), (3, 2)]]
     stats = stats_of(rounds)
     assert (stats.num_draft_tokens, stats.num_accepted_tokens, stats.num_new_tokens) == (10, 7, 12)
     table = [(p.cumulative, p.conditional) for p in stats.acceptance]
@@ -68,7 +68,7 @@ def test_drafts_of_different_lengths_count_where_they_reached():
 
 
 def test_a_position_that_was_never_reached_has_no_conditional_rate():
-    rounds = [Round(make_sequence(PROMPT), (0,), 3, 0)] * 2
+    rounds = [Round(make_sequence(PROMPT), (0,), 3, 0, depth=3)] * 2
     table = [(p.cumulative, p.conditional) for p in stats_of(rounds).acceptance]
     assert table == [(0.0, 0.0), (0.0, None), (0.0, None)]
 
@@ -108,7 +108,7 @@ def test_prompt_lookup_on_a_text_without_repeats_drafts_nothing():
 
 def test_rounds_without_a_draft_do_not_lower_the_rate_of_the_others():
     sequence = make_sequence(PROMPT)
-    drafted = [Round(sequence, (0, 0, 0), 2, 2)] * 3
+    drafted = [Round(sequence, (0, 0, 0), 2, 2, depth=2)] * 3
     assert stats_of([*drafted, *[Round(sequence, (0,))] * 5]).acceptance_rate == stats_of(drafted).acceptance_rate == 1
 
 
@@ -120,7 +120,7 @@ def test_no_rounds_at_all_give_no_figures_and_no_error():
 
 def test_seconds_add_up_by_part_and_tokens_per_second_leave_the_prefill_out():
     sequence = make_sequence(PROMPT)
-    rounds = [Round(sequence, (0, 0), 1, 1, seconds=Seconds(0.25, 0.5, 0.125, 0.125))] * 2
+    rounds = [Round(sequence, (0, 0), 1, 1, depth=1, seconds=Seconds(0.25, 0.5, 0.125, 0.125))] * 2
     stats = stats_of(rounds)
     assert stats.seconds == Seconds(0.5, 1.0, 0.25, 0.25)
     assert stats.seconds.total == 2.0
@@ -149,7 +149,7 @@ def test_broken_drafts_are_counted_with_the_last_reason():
 
 
 def test_a_sound_run_has_no_broken_drafts():
-    stats = stats_of([Round(make_sequence(PROMPT), (0,), 2, 0)])
+    stats = stats_of([Round(make_sequence(PROMPT), (0,), 2, 0, depth=2)])
     assert (stats.num_broken_drafts, stats.broken_draft) == (0, None)
 
 

@@ -33,7 +33,7 @@ def line_of(parents, node):
 def test_a_tree_drawn_by_hand():
     assert depths(PARENTS) == [0, 1, 2, 1, 2, 2, 3]
     assert paths(TOKENS, PARENTS) == [(), (10,), (10, 11), (12,), (10, 13), (12, 14), (10, 13, 15)]
-    assert ancestors(PARENTS).int().tolist() == [
+    assert ancestors(PARENTS, len(PARENTS) + 1).int().tolist() == [
         [1, 0, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0, 0],
@@ -46,7 +46,7 @@ def test_a_tree_drawn_by_hand():
 
 def test_the_empty_draft_is_the_pending_token_alone():
     assert (depths(()), paths((), ())) == ([0], [()])
-    assert ancestors(()).tolist() == [[True]]
+    assert ancestors((), 1).tolist() == [[True]]
     assert is_chain(())
 
 
@@ -54,7 +54,7 @@ def test_a_chain_has_ascending_depths_a_triangular_mask_and_prefixes_as_paths():
     draft = Draft.chain((5, 6, 7))
     assert is_chain(draft.parents)
     assert depths(draft.parents) == [0, 1, 2, 3]
-    assert np.array_equal(ancestors(draft.parents).numpy(), np.tri(4, dtype=bool))
+    assert np.array_equal(ancestors(draft.parents, len(draft) + 1).numpy(), np.tri(4, dtype=bool))
     assert paths(draft.tokens, draft.parents) == [(), (5,), (5, 6), (5, 6, 7)]
 
 
@@ -65,7 +65,7 @@ def test_every_entry_is_what_its_way_to_the_root_says(parents):
     assert depths(parents) == [len(line) for line in lines]
     assert paths(tokens, parents) == [tuple(tokens[i] for i in line) for line in lines]
     expected = [[j == 0 or j - 1 in line for j in range(len(lines))] for line in lines]
-    assert ancestors(parents).tolist() == expected
+    assert ancestors(parents, len(parents) + 1).tolist() == expected
     assert is_chain(parents) == (parents == list(range(-1, len(parents) - 1)))
 
 

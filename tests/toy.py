@@ -111,6 +111,7 @@ class TableModel:
     """
 
     precision = "float32"
+    takes_trees = True
 
     def __init__(
         self,

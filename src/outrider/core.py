@@ -20,7 +20,7 @@ Law = np.ndarray[Any, np.dtype[Any]]
 """[V] one law, or [n, V] one per row: probabilities that sum to 1."""
 
 Proposal = Literal["sampled", "point_mass", "hybrid"]
-"""How a draft came about: drawn from `draft_probs`, chosen in any other way, or a mixture (trees)."""
+"""How a draft came about: drawn from `draft_probs`, chosen in any other way, or some nodes so and some so."""
 
 
 class Coins(Protocol):
@@ -43,22 +43,28 @@ class Draft:
     """Proposed tokens as a tree: `parents[i]` is the node that token i continues, -1 for the pending token.
 
     Args:
-        tokens: [n] token ids.
+        tokens: [n] token ids; siblings are verified in the order in which they stand here.
         parents: [n] each in [-1, i); a chain is -1, 0, 1, ...
-        proposal: how the tokens were chosen; a ratio rule accepts "sampled" only.
-        draft_probs: [n, V], row i is precisely the law that token i was drawn from; None unless sampled.
+        proposal: "sampled" if every token was drawn from its row, "hybrid" if some were, "point_mass" if none was.
+        draft_probs: n rows [V]; row i is precisely the law that token i was drawn from, given its path and its earlier
+            siblings (drawn without replacement, the rest of the law divided by its sum). None instead of a row, or of
+            all: chosen in any other way, which is drawing from the law that is certain of the token.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     proposal: Proposal = "point_mass"
-    draft_probs: Law | None = None
+    draft_probs: Law | tuple[Law | None, ...] | None = None
 
     @staticmethod
-    def chain(tokens: Ordered[int], draft_probs: Law | None = None) -> Draft:
-        """A chain: sampled if `draft_probs` [n, V] is given, a point mass otherwise."""
+    def chain(tokens: Ordered[int], draft_probs: Law | tuple[Law, ...] | None = None) -> Draft:
+        """A chain: sampled if `draft_probs`, n rows [V], are given, a point mass otherwise."""
         proposal: Proposal = "point_mass" if draft_probs is None else "sampled"
         return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), proposal, draft_probs)
+
+    def law(self, node: int) -> Law | None:
+        """[V] the law that a node's token was drawn from, None if it was not drawn."""
+        return None if self.draft_probs is None else self.draft_probs[node]
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -72,23 +78,26 @@ class Verdict:
         path: accepted node indices, root first; () if none.
         next_token: the token the target adds after the accepted ones.
         acceptance: [m] for the trace: the probability with which each examined node was accepted.
+        rule: name of the rule that decided, where one rule chose another; "" for the one that was asked.
     """
 
     path: tuple[int, ...]
     next_token: int
     acceptance: tuple[float, ...] = ()
+    rule: str = ""
 
 
 class Rule(Protocol):
     """Decides which drafted nodes are kept, so that the emitted tokens have the target's law.
 
     `name` is what users type; `lossless` is False for rules that change the law; `proposals` are the kinds of
-    draft whose law the rule keeps.
+    draft whose law the rule keeps; `trees` is False if it takes chains only.
     """
 
     name: str
     lossless: bool
     proposals: frozenset[str]
+    trees: bool
 
     def verify(self, draft: Draft, target_probs: Law, coins: Coins, position: int) -> Verdict:
         """Walk the draft and choose the next token.
@@ -117,6 +126,7 @@ class Sequence:
         max_new_tokens: limit on emitted tokens; None means until a stop or the context's end.
         draft_coins: the drafting stream: drafters that sample must draw from it and from nothing else.
         verify_coins: the acceptance and next-token streams.
+        prediction: tokens that the user expects in the output, for drafters that look things up.
         slot: row of the caches that this sequence owns; -1 before it is admitted.
         prefill_seconds: wall time spent on its prompt.
     """
@@ -129,6 +139,7 @@ class Sequence:
     verify_coins: Coins
     stop_ids: frozenset[int] = frozenset()
     max_new_tokens: int | None = None
+    prediction: tuple[int, ...] = ()
     slot: int = -1
     prefill_seconds: float = 0.0
 
@@ -203,11 +214,12 @@ class Cache(Protocol):
 
 
 class Model(Protocol):
-    """A decoder-only language model with a cache that can be rolled back."""
+    """A decoder-only language model with a cache that can be rolled back; `takes_trees`: it heeds `Block.ancestors`."""
 
     vocab_size: int
     context_length: int
     precision: str
+    takes_trees: bool
 
     def new_cache(self, slots: int, capacity: int) -> Any:
         """An empty cache (a `Cache` of this model's own kind) for so many slots and tokens per slot.

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
 from itertools import pairwise
 from time import perf_counter
 
-import torch
-
 import outrider.tree as tree
-from outrider.core import Block, Draft, Drafter, Model, Rule, Sequence, Verdict
+from outrider.blocks import draft_block, prefill_block, rows_of
+from outrider.core import Draft, Drafter, Model, Output, Rule, Sequence, Verdict
 from outrider.errors import InvalidOption, OutriderError
-from outrider.guard import proposals
+from outrider.guard import Guard
 from outrider.options import Sampling, check_request, token_ids, validate, whole
-from outrider.rounds import FinishReason, Pace, Round, Seconds, TokenLogprobs
+from outrider.rounds import FinishReason, Pace, Round, Seconds, TokenLogprobs, Verified
 from outrider.rules.coins import streams
 from outrider.sampling import laws, token_logprobs
 from outrider.text import TextStream
@@ -74,6 +73,7 @@ class Engine:
             fits = ", ".join(sorted(rule.proposals))
             raise InvalidOption("rule", rule.name, f"one for {drafter.proposal} drafts", f"This one is for: {fits}.")
         self.target, self.drafter, self.rule, self.pace = target, drafter, rule, pace
+        self._guard = Guard(drafter, rule, target)
         self.invariant = invariant
         self.cache = target.new_cache(slots, self.context_length + (INVARIANT_WIDTH if invariant else 0))
         self._waiting: deque[Sequence] = deque()
@@ -89,6 +89,7 @@ class Engine:
         seed: int | None = None,
         stop_ids: Iterable[int] = (),
         max_new_tokens: int | None = None,
+        prediction: Iterable[int] = (),
         text: TextStream | None = None,
     ) -> Sequence:
         """Queue a request; it joins at a later step, when a slot is free.
@@ -99,6 +100,7 @@ class Engine:
             seed: of the three random streams; None draws one.
             stop_ids: tokens that end the sequence (emitted, then nothing more).
             max_new_tokens: at least 1; None means until a stop or the context's end.
+            prediction: tokens expected in the output, for drafters that look things up; they change nothing else.
             text: decodes the output and looks for stop strings; None for ids only.
 
         Raises:
@@ -107,11 +109,12 @@ class Engine:
         sampling = sampling or Sampling()
         validate(sampling, self.target.vocab_size)
         tokens, stops = token_ids("prompt", prompt, self.target.vocab_size), frozenset(token_ids("stop", stop_ids))
+        expected = tuple(token_ids("prediction", prediction, self.target.vocab_size))
         check_request(tokens, max_new_tokens, sampling.min_new_tokens, seed, self.context_length)
         seed = secrets.randbits(63) if seed is None else seed
         draft_coins, verify_coins = streams(seed, coupled=self.rule.name == "coupled")
         sequence = Sequence(
-            self._next_id, tokens, len(tokens), sampling, draft_coins, verify_coins, stops, max_new_tokens
+            self._next_id, tokens, len(tokens), sampling, draft_coins, verify_coins, stops, max_new_tokens, expected
         )
         self._next_id += 1
         self._waiting.append(sequence)
@@ -144,14 +147,16 @@ class Engine:
         clock = [perf_counter()]
         drafts, broken = self._propose(ready)
         clock.append(perf_counter())
-        logits = self._forward(ready, drafts)
+        outputs = self._forward(ready, drafts)
         clock.append(perf_counter())
-        decided = [self._decide(*each) for each in zip(ready, drafts, logits, strict=True)]
+        decided = [self._decide(*each) for each in zip(ready, drafts, outputs, strict=True)]
         clock.append(perf_counter())
         rounds = [self._emit(*each) for each in zip(ready, drafts, decided, broken, strict=True)]
         clock.append(perf_counter())
-        draft, target, verify, other = (after - before for before, after in pairwise(clock))
-        rounds = [replace(r, seconds=Seconds(draft, target, verify, other)) for r in rounds]
+        self._guard.observe(_verified(rounds, drafts, decided, outputs))
+        clock.append(perf_counter())
+        draft, target, verify, other, learn = (after - before for before, after in pairwise(clock))
+        rounds = [replace(r, seconds=Seconds(draft + learn, target, verify, other)) for r in rounds]
         self.pace.observe(rounds)
         return rounds
 
@@ -183,46 +188,29 @@ class Engine:
     def _prefill_chunk(self, sequence: Sequence) -> None:
         done = self.cache.lengths[sequence.slot]
         chunk = sequence.tokens[done : min(done + PREFILL_CHUNK, len(sequence.tokens) - 1)]
-        self.target.forward(self._block([sequence], [chunk], [list(range(len(chunk)))], prefill=True), self.cache)
+        self.target.forward(prefill_block(sequence, chunk, self.cache.lengths), self.cache)
         self.cache.commit(sequence.slot, range(len(chunk)))
 
     def _propose(self, ready: list[Sequence]) -> tuple[list[Draft], list[str | None]]:
         wanted = self.pace.budgets(ready)
         most = INVARIANT_WIDTH - 1 if self.invariant else self.context_length
         budgets = [min(k, most, self._room(s) - 1) for k, s in zip(wanted, ready, strict=True)]
-        return proposals(self.drafter, ready, budgets, self.rule, self.target.vocab_size)
+        return self._guard.proposals(ready, budgets)
 
-    def _forward(self, ready: list[Sequence], drafts: list[Draft]) -> list[torch.Tensor]:
+    def _forward(self, ready: list[Sequence], drafts: list[Draft]) -> list[Output]:
         """Logits [1 + n, V] of each sequence's block: after its pending token and after each drafted node."""
-        blocks = [[s.tokens[-1], *d.tokens] for s, d in zip(ready, drafts, strict=True)]
-        depths = [tree.depths(d.parents) for d in drafts]
         if not self.invariant:
-            return self._run(ready, blocks, depths)
-        alone = ([s] for s in ready)
-        padded = [tokens + tokens[-1:] * (INVARIANT_WIDTH - len(tokens)) for tokens in blocks]
-        places = [rows + rows[-1:] * (INVARIANT_WIDTH - len(rows)) for rows in depths]
-        logits = [self._run(s, [tokens], [rows])[0] for s, tokens, rows in zip(alone, padded, places, strict=True)]
-        return [rows[: len(tokens)] for rows, tokens in zip(logits, blocks, strict=True)]
+            return self._run(ready, drafts)
+        return [self._run([s], [d], INVARIANT_WIDTH)[0] for s, d in zip(ready, drafts, strict=True)]
 
-    def _run(self, sequences: list[Sequence], tokens: list[list[int]], depths: list[list[int]]) -> list[torch.Tensor]:
-        """One target forward; logits [width, V] of each sequence's tokens, each `depth` past the committed rows."""
-        logits = self.target.forward(self._block(sequences, tokens, depths), self.cache).logits
-        assert logits is not None
-        return [rows[: len(row)] for rows, row in zip(logits, tokens, strict=True)]
+    def _run(self, sequences: list[Sequence], drafts: list[Draft], width: int = 0) -> list[Output]:
+        block = draft_block(sequences, drafts, self.cache.lengths, width)
+        return rows_of(self.target.forward(block, self.cache), drafts)
 
-    def _block(
-        self, sequences: list[Sequence], tokens: list[list[int]], depths: list[list[int]], prefill: bool = False
-    ) -> Block:
-        width = max(len(row) for row in tokens)
-        starts = [self.cache.lengths[s.slot] for s in sequences]
-        positions = [[start + depth for depth in row] for start, row in zip(starts, depths, strict=True)]
-        padded = [[row + [0] * (width - len(row)) for row in rows] for rows in (tokens, positions)]
-        slots, widths = tuple(s.slot for s in sequences), tuple(len(row) for row in tokens)
-        return Block(torch.tensor(padded[0]), torch.tensor(padded[1]), slots, widths, prefill=prefill)
-
-    def _decide(self, sequence: Sequence, draft: Draft, logits: torch.Tensor) -> _Decision:
+    def _decide(self, sequence: Sequence, draft: Draft, output: Output) -> _Decision:
         """Verify one draft; a failure, such as a user's processor that raises, is this sequence's alone."""
-        paths = tree.paths(draft.tokens, draft.parents)
+        paths, logits = tree.paths(draft.tokens, draft.parents), output.logits
+        assert logits is not None
         try:
             target_probs = laws(logits, sequence, paths)
             verdict = self.rule.verify(draft, target_probs, sequence.verify_coins, len(sequence.tokens))
@@ -235,9 +223,10 @@ class Engine:
 
     def _emit(self, sequence: Sequence, draft: Draft, decided: _Decision, broken: str | None) -> Round:
         """Cut the new tokens at the first stop or limit, append them and move the cache's length."""
+        report = Round(sequence, (), len(draft), broken=broken, depth=max(tree.depths(draft.parents)))
         if isinstance(decided, OutriderError):
             self._release(sequence)
-            return Round(sequence, (), len(draft), finish_reason="error", broken=broken, error=decided)
+            return replace(report, finish_reason="error", error=decided)
         verdict, logprobs = decided
         kept, reason, pieces = self._cut(sequence, _new_tokens(draft, verdict))
         sequence.tokens += kept
@@ -246,8 +235,9 @@ class Engine:
             assert self.cache.lengths[sequence.slot] == len(sequence.tokens) - 1
         else:
             self._release(sequence)
-        accepted, logprobs = min(len(verdict.path), len(kept)), logprobs[: len(kept)]
-        return Round(sequence, tuple(kept), len(draft), accepted, reason, logprobs, broken=broken, pieces=tuple(pieces))
+        accepted, ids, logprobs = min(len(verdict.path), len(kept)), tuple(kept), logprobs[: len(kept)]
+        report = replace(report, token_ids=ids, num_accepted=accepted, finish_reason=reason)
+        return replace(report, logprobs=logprobs, pieces=tuple(pieces), rule=verdict.rule or self.rule.name)
 
     def _cut(self, sequence: Sequence, tokens: list[int]) -> tuple[list[int], FinishReason | None, list[str]]:
         """The tokens up to the first that ends the sequence, why it ends, and each token's text."""
@@ -289,3 +279,12 @@ _Decision = tuple[Verdict, tuple[TokenLogprobs, ...]] | OutriderError
 
 def _new_tokens(draft: Draft, verdict: Verdict) -> list[int]:
     return [*(draft.tokens[node] for node in verdict.path), verdict.next_token]
+
+
+def _verified(
+    rounds: list[Round], drafts: list[Draft], decided: list[_Decision], outputs: list[Output]
+) -> Iterator[Verified]:
+    """What a drafter may learn from: the sequences that go on."""
+    for r, draft, decision, output in zip(rounds, drafts, decided, outputs, strict=True):
+        if r.finish_reason is None and not isinstance(decision, OutriderError) and output.logits is not None:
+            yield Verified(r.sequence, draft, decision[0], output.logits, output.hidden)

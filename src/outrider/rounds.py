@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from outrider.core import Sequence
+import torch
+
+from outrider.core import Draft, Sequence, Verdict
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -50,12 +52,14 @@ class Round:
     Args:
         sequence: whose round it was.
         token_ids: emitted tokens, already cut at a stop or limit; () if the sequence ended without emitting.
-        num_drafted: drafted nodes that were verified.
+        num_drafted: drafted nodes that were verified, on all branches.
         num_accepted: drafted nodes that were kept *and* emitted; they come first in `token_ids`.
         finish_reason: set in the sequence's last round.
         logprobs: one per emitted token if asked for, else ().
         seconds: wall time of the step, shared by all sequences of the batch.
         broken: why the drafter's proposal was thrown away, or None.
+        depth: longest path of the draft; of a chain, `num_drafted`.
+        rule: name of the rule that decided.
         error: what went wrong if `finish_reason` is "error".
         pieces: per emitted token the text that became final with it; () without a text stream.
     """
@@ -70,6 +74,34 @@ class Round:
     broken: str | None = None
     error: Exception | None = None
     pieces: tuple[str, ...] = ()
+    depth: int = 0
+    rule: str = ""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What the target made of one draft, for drafters that learn from it.
+
+    Args:
+        sequence: whose tokens already hold what the round emitted.
+        draft: as it was verified.
+        verdict: what was kept of it.
+        logits: [1 + n, V] after the pending token and after each node, on the model's device; not to be modified.
+        hidden: [1 + n, F] features of the same rows, or None.
+    """
+
+    sequence: Sequence
+    draft: Draft
+    verdict: Verdict
+    logits: torch.Tensor
+    hidden: torch.Tensor | None
+
+
+class Learner(Protocol):
+    """A drafter that is told of every round: its state is a function of each sequence's tokens and `Verified`s."""
+
+    def observe(self, verified: list[Verified]) -> None:
+        """Learn from the sequences of one step that go on."""
 
 
 class Pace(Protocol):

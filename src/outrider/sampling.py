@@ -7,7 +7,6 @@ It knows nothing of models, drafts or rules: only logits, and the history in fro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Ordered
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from outrider.core import Law, Sequence
 from outrider.errors import OutriderError, ProcessorError
 from outrider.options import LARGEST, Sampling
+from outrider.penalties import known_ids, penalise
 from outrider.rounds import TokenLogprobs
 
 Paths = Ordered[tuple[int, ...]]
@@ -89,14 +89,14 @@ def _processed(logits: torch.Tensor, sequence: Sequence, paths: Paths) -> torch.
     early = [row for row, path in enumerate(paths) if sequence.num_new_tokens + len(path) < s.min_new_tokens]
     scores = raw.clone() if penalised or s.logit_bias or s.banned_ids or early else raw
     if penalised:
-        _penalise(scores, raw, sequence, paths)
+        penalise(scores, raw, sequence, paths)
     if s.logit_bias:
-        biased = _known(s.logit_bias, scores)
+        biased = known_ids(s.logit_bias, scores)
         scores[:, biased] += scores.new_tensor([float(s.logit_bias[i]) for i in biased])
     if s.banned_ids:
-        scores[:, _known(s.banned_ids, scores)] = -torch.inf
+        scores[:, known_ids(s.banned_ids, scores)] = -torch.inf
     for row in early:
-        scores[row, _known(sequence.stop_ids, scores)] = -torch.inf
+        scores[row, known_ids(sequence.stop_ids, scores)] = -torch.inf
     _check(scores, OutriderError, "The model gave NaN, or logit_bias, banned_ids and min_new_tokens forbid every token")
     if s.processor is not None:
         scores = _apply(s.processor, scores, sequence, paths)
@@ -104,37 +104,10 @@ def _processed(logits: torch.Tensor, sequence: Sequence, paths: Paths) -> torch.
     return scores.cpu()
 
 
-def _known(ids: Iterable[int], scores: torch.Tensor) -> list[int]:
-    return [i for i in ids if i < scores.shape[-1]]
-
-
 def _check(scores: torch.Tensor, error: type[OutriderError], cause: str) -> None:
     best = scores.amax(-1)  # NaN if there is one in the row
     if not torch.isfinite(best).all():
         raise error(f"{cause}: the largest logits are {best.tolist()}, but each row needs a finite one.")
-
-
-def _penalise(scores: torch.Tensor, raw: torch.Tensor, sequence: Sequence, paths: Paths) -> None:
-    """Write the penalised logits of all seen tokens into `scores`, always from `raw` and the row's own counts."""
-    s = sequence.sampling
-
-    def write(rows: slice | int, times_in_output: Mapping[int, int]) -> None:
-        known = _known(times_in_output, raw)
-        times = raw.new_tensor([times_in_output[i] for i in known])
-        seen = torch.tensor(known, dtype=torch.int64, device=raw.device)
-        values = raw[rows, seen]
-        repetition = float(s.repetition_penalty)
-        values = torch.where(values < 0, values * repetition, values / repetition)
-        scores[rows, seen] = (
-            values - times.clamp(max=1) * float(s.presence_penalty) - times * float(s.frequency_penalty)
-        )
-
-    counts = dict.fromkeys(sequence.tokens, 0)  # a token of the prompt is seen, yet 0 times in the output
-    for token in sequence.tokens[sequence.prompt_length :]:
-        counts[token] += 1
-    write(slice(None), counts)
-    for row, path in enumerate(paths):
-        write(row, {token: counts.get(token, 0) + path.count(token) for token in path})
 
 
 def _apply(processor: Any, scores: torch.Tensor, sequence: Sequence, paths: Paths) -> torch.Tensor:

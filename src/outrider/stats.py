@@ -114,10 +114,10 @@ def collect(
 
 
 def _by_position(rounds: list[Round]) -> tuple[PositionAcceptance, ...]:
-    longest = max((r.num_drafted for r in rounds), default=0)
+    longest = max((r.depth for r in rounds), default=0)
     table = []
     for position in range(1, longest + 1):
-        drafted = [r for r in rounds if r.num_drafted >= position]
+        drafted = [r for r in rounds if r.depth >= position]
         reached = [r for r in drafted if r.num_accepted >= position - 1]
         accepted = sum(r.num_accepted >= position for r in drafted)
         conditional = accepted / len(reached) if reached else None

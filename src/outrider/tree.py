@@ -10,6 +10,25 @@ from collections.abc import Sequence as Ordered
 
 import torch
 
+from outrider.core import Draft
+from outrider.errors import InvalidOption
+
+
+def check(draft: Draft) -> None:
+    """Refuse what is not a tree, or wastes nodes on two equal siblings of which the second was not drawn.
+
+    Raises:
+        InvalidOption: naming the first node at fault.
+    """
+    seen: set[tuple[int, int]] = set()
+    for i, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        if not -1 <= parent < i:
+            fix = "A node comes after its parent, so there is no circle."
+            raise InvalidOption(f"draft.parents[{i}]", parent, f"-1 (the pending token) to {i - 1}", fix)
+        if draft.law(i) is None and (parent, token) in seen:
+            raise InvalidOption(f"draft.tokens[{i}]", token, f"a token that no earlier child of node {parent} has")
+        seen.add((parent, token))
+
 
 def depths(parents: Ordered[int]) -> list[int]:
     """[n + 1] tokens between the pending token and each entry: 0 for itself, 1 for its children."""
@@ -19,9 +38,9 @@ def depths(parents: Ordered[int]) -> list[int]:
     return depth
 
 
-def ancestors(parents: Ordered[int]) -> torch.Tensor:
-    """[n + 1, n + 1] bool: entry (i, j) is True if i is j or descends from it, so that i may attend to j."""
-    mask = torch.eye(len(parents) + 1, dtype=torch.bool)
+def ancestors(parents: Ordered[int], width: int) -> torch.Tensor:
+    """[width, width] bool, width > n: entry (i, j) is True if i is j or descends from it, so that i may attend to j."""
+    mask = torch.eye(width, dtype=torch.bool)
     for i, parent in enumerate(parents):
         mask[i + 1] |= mask[parent + 1]
     return mask

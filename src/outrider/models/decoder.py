@@ -66,6 +66,8 @@ class Decoder:
         feature_layers: 0-based layers whose outputs `Output.hidden` shows, side by side; () for none.
     """
 
+    takes_trees = True
+
     def __init__(
         self, config: DecoderConfig, weights: Weights, precision: str, feature_layers: tuple[int, ...] = ()
     ) -> None:

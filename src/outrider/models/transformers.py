@@ -110,6 +110,7 @@ class TransformersModel:
             raise InvalidOption("model", type(model).__name__, "a transformers PreTrainedModel", fix)
         self.model = model.eval()
         self.device: torch.device = model.device
+        self.takes_trees = False
         self.precision = str(model.dtype).removeprefix("torch.")
         self.context_length = _context_length(model.config, context_length)
         self._parameters = frozenset(inspect.signature(type(model).forward).parameters)

@@ -85,7 +85,7 @@ class AutoPace:
             if round_.finish_reason is not None:
                 self._habits.pop(round_.sequence, None)
             elif round_.num_drafted > 0:
-                self._learn(self._habit(round_.sequence), round_.num_drafted, round_.num_accepted)
+                self._learn(self._habit(round_.sequence), round_.depth, round_.num_accepted)
             else:
                 self._habit(round_.sequence).rounds_without_draft += 1
 
