@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from outrider.core import Coins, Draft, Law, Rule, Verdict
+from outrider.tree import paths
 
 T = TypeVar("T")
 Tokens = tuple[int, ...]
@@ -85,7 +86,7 @@ def one_round(
     def program(branching: BranchingCoins) -> tuple[Draft, Verdict]:
         coins = dice(branching)
         draft = propose(coins)
-        return draft, rule.verify(draft, target_rows(target, draft.tokens), coins, POSITION)
+        return draft, rule.verify(draft, target_rows(target, draft), coins, POSITION)
 
     for (draft, verdict), probability in outcomes(program):
         yield draft, verdict, probability
@@ -132,9 +133,9 @@ def continuations(target: ToyModel, start: Tokens, length: int) -> list[tuple[To
     ]
 
 
-def target_rows(target: ToyModel, tokens: Tokens) -> Law:
-    """[n + 1, V] the target's law after each prefix of the draft."""
-    return np.stack([target(tokens[:i]) for i in range(len(tokens) + 1)])
+def target_rows(target: ToyModel, draft: Draft) -> Law:
+    """[n + 1, V] the target's law after the pending token and after each node."""
+    return np.stack([target(path) for path in paths(draft.tokens, draft.parents)])
 
 
 def context_free(*probabilities: Any) -> ToyModel:

@@ -71,7 +71,7 @@ def two_letter_draft(tokens: tuple[int, int]) -> Draft:
 def test_the_insides_of_the_block_rule(
     tokens: tuple[int, int], weights: str, masses: str, chances: str, by_length: str
 ) -> None:
-    w = block_weights(two_letter_draft(tokens), target_rows(TWO_TARGET, tokens))
+    w = block_weights(two_letter_draft(tokens), target_rows(TWO_TARGET, two_letter_draft(tokens)))
     s = [residual(TWO_TARGET(()), TWO_DRAFT(()), w[i]).sum() for i in range(2)]
     h = [stop_chance(w[0], s[0]), stop_chance(w[1], s[1]), w[2]]
     assert (w, s, h) == (fractions(weights), fractions(masses), fractions(chances))
@@ -99,7 +99,7 @@ def test_where_draft_and_target_agree_there_is_no_chance_to_lose_a_token() -> No
 def test_a_refused_first_token_does_not_end_the_block() -> None:
     """The token rule's coin refuses "a" half the time and drops both; the block rule keeps both for sure."""
     draft = two_letter_draft((A, B))
-    rows = target_rows(TWO_TARGET, draft.tokens)
+    rows = target_rows(TWO_TARGET, draft)
 
     def kept(name: str) -> set[int]:
         return {len(v.path) for v, _ in outcomes(lambda coins: RULES[name].verify(draft, rows, coins, POSITION))}

@@ -1,7 +1,8 @@
 """Rules for drafts that are chains: which drafted tokens are kept, and what comes after them.
 
-Every rule here is lossless. The same code runs on float laws in production and on laws of `fractions.Fraction` in
-the proofs, where all outcomes of the coins are enumerated. Nothing here knows where laws or coins come from.
+Every rule here is lossless and for sampled chains; those for trees, and for drafts that were chosen, are in `tree`.
+The same code runs on float laws in production and on laws of `fractions.Fraction` in the proofs, where all outcomes of
+the coins are enumerated. Nothing here knows where laws or coins come from.
 
 q is the target's law and p the law that a draft token was drawn from; (a)+ is max(a, 0).
 """
@@ -15,8 +16,8 @@ import numpy as np
 from outrider.core import Coins, Draft, Law, Rule, Verdict
 from outrider.errors import InvalidOption
 
-FITTING = {"sampled": "block", "point_mass": "point-mass"}
-"""The best lossless rule for each kind of chain."""
+FITTING = {"sampled": "block", "point_mass": "point-mass", "hybrid": "traversal"}
+"""The best lossless rule for each kind of draft; for a sampled tree it is the traversal rule too."""
 
 
 class TokenRule:
@@ -29,6 +30,7 @@ class TokenRule:
     name = "token"
     lossless = True
     proposals = frozenset({"sampled"})
+    trees = False
 
     def verify(self, draft: Draft, target_probs: Law, coins: Coins, position: int) -> Verdict:
         """See `core.Rule.verify`.
@@ -39,11 +41,11 @@ class TokenRule:
         check_chain(self, draft)
         acceptance: list[float] = []
         for i, token in enumerate(draft.tokens):
-            ratio = capped_ratio(1, target_probs.item(i, token), _drawn_from(draft).item(i, token))
+            ratio = capped_ratio(1, target_probs.item(i, token), _drawn_from(draft, i).item(token))
             acceptance.append(float(ratio))
             if not coins.bernoulli(ratio):
-                rest = residual(target_probs[i], _drawn_from(draft)[i])
-                return _verdict(i, _or_target(rest, target_probs[i]), acceptance, coins, position)
+                rest = residual(target_probs[i], _drawn_from(draft, i))
+                return _verdict(i, or_target(rest, target_probs[i]), acceptance, coins, position)
         return _verdict(len(draft), target_probs[len(draft)], acceptance, coins, position)
 
 
@@ -61,6 +63,7 @@ class BlockRule:
     name = "block"
     lossless = True
     proposals = frozenset({"sampled"})
+    trees = False
 
     def verify(self, draft: Draft, target_probs: Law, coins: Coins, position: int) -> Verdict:
         """See `core.Rule.verify`.
@@ -74,68 +77,12 @@ class BlockRule:
             if kept == len(draft):
                 rest, chance = target_probs[kept], weights[kept]
             else:
-                rest = residual(target_probs[kept], _drawn_from(draft)[kept], weights[kept])
+                rest = residual(target_probs[kept], _drawn_from(draft, kept), weights[kept])
                 chance = stop_chance(weights[kept], rest.sum())
             if kept == 0 or coins.bernoulli(chance):
                 break
         acceptance = [float(weight) for weight in weights[1:]]
-        return _verdict(kept, _or_target(rest, target_probs[kept]), acceptance, coins, position)
-
-
-class PointMassRule:
-    """Keeps token x with probability q(x), stops at the first refusal, then draws from q without x.
-
-    In law this is "draw from q, and go on while the draw equals the draft", so it is exact for any draft, however it
-    was chosen, as long as the coins are independent of it. `Verdict.acceptance` holds q(x) of every node examined.
-    """
-
-    name = "point-mass"
-    lossless = True
-    proposals = frozenset({"sampled", "point_mass"})
-
-    def verify(self, draft: Draft, target_probs: Law, coins: Coins, position: int) -> Verdict:
-        """See `core.Rule.verify`.
-
-        Raises:
-            InvalidOption: if the draft is not a chain.
-        """
-        check_chain(self, draft)
-        acceptance: list[float] = []
-        for i, token in enumerate(draft.tokens):
-            chance = min(1, target_probs.item(i, token))
-            acceptance.append(float(chance))
-            if not coins.bernoulli(chance):
-                rest = target_probs[i].copy()
-                rest[token] = 0
-                return _verdict(i, _or_target(rest, target_probs[i]), acceptance, coins, position)
-        return _verdict(len(draft), target_probs[len(draft)], acceptance, coins, position)
-
-
-class CoupledRule:
-    """Draws the target's own token at every position and goes on while it equals the draft's.
-
-    Exact for any draft. With coins keyed by position the emitted tokens are a function of the seed alone, whatever
-    drafter, draft length or batch, and a draft drawn with the same noise is kept with probability at least
-    (1 - TV) / (1 + TV). Source: Daliri, Musco, Suresh (2408.07978). `Verdict.acceptance` holds the outcomes, 1.0 or
-    0.0: once the noise is given, nothing is left to chance.
-    """
-
-    name = "coupled"
-    lossless = True
-    proposals = frozenset({"sampled", "point_mass"})
-
-    def verify(self, draft: Draft, target_probs: Law, coins: Coins, position: int) -> Verdict:
-        """See `core.Rule.verify`.
-
-        Raises:
-            InvalidOption: if the draft is not a chain.
-        """
-        check_chain(self, draft)
-        for i, token in enumerate(draft.tokens):
-            drawn = coins.categorical(target_probs[i], position + i)
-            if drawn != token:
-                return Verdict(tuple(range(i)), drawn, (1.0,) * i + (0.0,))
-        return _verdict(len(draft), target_probs[len(draft)], [1.0] * len(draft), coins, position)
+        return _verdict(kept, or_target(rest, target_probs[kept]), acceptance, coins, position)
 
 
 def check_chain(rule: Rule, draft: Draft) -> None:
@@ -146,15 +93,14 @@ def check_chain(rule: Rule, draft: Draft) -> None:
     """
     if tuple(draft.parents) != tuple(range(-1, len(draft) - 1)):
         allowed = f'a chain, with parents (-1, 0, 1, ...), for the rule "{rule.name}"'
-        raise InvalidOption("draft.parents", draft.parents, allowed, "Make the draft with Draft.chain.")
+        raise InvalidOption("draft.parents", draft.parents, allowed, 'Choose the rule "auto", or draft chains.')
     if len(draft) > 0 and draft.proposal not in rule.proposals:
         raise misfit(rule, draft.proposal)
 
 
 def misfit(rule: Rule, proposal: str) -> InvalidOption:
     """The error for a rule that would not keep the law with drafts of this kind; it names the rule that does."""
-    fitting = FITTING.get(proposal)
-    fix = f'Choose the rule "{fitting}".' if fitting else "Draft a chain, either sampled or a point mass."
+    fix = f'Choose the rule "{FITTING[proposal]}", or "auto".'
     kinds = " or ".join(f'"{kind}"' for kind in sorted(rule.proposals))
     allowed = f'a rule for drafts of the kind "{proposal}", and this one is exact for {kinds} only'
     return InvalidOption("rule", rule.name, allowed, fix)
@@ -164,7 +110,7 @@ def block_weights(draft: Draft, target_probs: Law) -> list[Any]:
     """[n + 1] w_0 ... w_n of the block rule: w_0 = 1, w_i = min(1, w_{i-1} q_i(x_i) / p_i(x_i))."""
     weights: list[Any] = [1]
     for i, token in enumerate(draft.tokens):
-        weights.append(capped_ratio(weights[i], target_probs.item(i, token), _drawn_from(draft).item(i, token)))
+        weights.append(capped_ratio(weights[i], target_probs.item(i, token), _drawn_from(draft, i).item(token)))
     return weights
 
 
@@ -192,12 +138,13 @@ def residual(target_row: Law, draft_row: Law, weight: Any = 1) -> Law:
     return np.asarray(np.maximum(rest, 0, out=rest))
 
 
-def _drawn_from(draft: Draft) -> Law:
-    assert draft.draft_probs is not None, "a sampled draft comes with the laws it was drawn from"
-    return draft.draft_probs
+def _drawn_from(draft: Draft, node: int) -> Law:
+    law = draft.law(node)
+    assert law is not None, "a sampled draft comes with the laws it was drawn from"
+    return law
 
 
-def _or_target(rest: Law, target_row: Law) -> Law:
+def or_target(rest: Law, target_row: Law) -> Law:
     """A residual of zero means that only rounding refused the token: then the next token is the target's own."""
     return rest if rest.any() else target_row
 

@@ -32,6 +32,7 @@ class TypicalRule:
     name = "typical"
     lossless = False
     proposals = frozenset({"sampled", "point_mass"})
+    trees = False
 
     epsilon: float = 0.09
     delta: float = 0.3
