@@ -26,3 +26,48 @@ CHAT = [
     "I have trouble falling asleep. What can I do about it?",
     "Give me three ideas for a birthday party at home.",
 ]
+
+CODE_LISTING = """\
+class Account:
+    def __init__(self, owner, balance=0):
+        self.owner = owner
+        self.balance = balance
+
+    def deposit(self, amount):
+        if amount <= 0:
+            raise ValueError("amount must be positive")
+        self.balance += amount
+        return self.balance
+
+    def withdraw(self, amount):
+        if amount <= 0:
+            raise ValueError("amount must be positive")
+        if amount > self.balance:
+            raise ValueError("not enough money")
+        self.balance -= amount
+        return self.balance
+"""
+
+KINDS = {
+    "edit": EDIT,
+    "extract": [
+        f"List every sentence of this text that contains a year, word for word:\n\n{PASSAGE}",
+        f"Quote the part of this text that tells what happened during the storm:\n\n{PASSAGE}",
+    ],
+    "code": [
+        f"Add a method transfer(self, other, amount) to this class and show the whole class:\n\n{CODE_LISTING}",
+        "Write Python functions that compute the sum, the mean, the median and the variance of a list of numbers.",
+    ],
+    "question": CHAT[:2],
+    "story": [
+        "Write a story about a fox who finds a map in an old boat.",
+        "Tell me a story about two sisters who run a bakery in the mountains.",
+    ],
+    "translate": [
+        "Translate into French: The lamp failed during a storm, and the keeper burned his furniture until morning. "
+        "Every ship came safely into the harbour, and the company gave him a silver watch.",
+        "Translate into Spanish: Visitors can climb the steps on Saturdays and Sundays between April and October, "
+        "when the weather is good and a volunteer is there to open the door.",
+    ],
+}
+"""Two prompts of each kind of work."""

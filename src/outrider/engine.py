@@ -199,12 +199,9 @@ class Engine:
 
     def _forward(self, ready: list[Sequence], drafts: list[Draft]) -> list[Output]:
         """Logits [1 + n, V] of each sequence's block: after its pending token and after each drafted node."""
-        if not self.invariant:
-            return self._run(ready, drafts)
-        return [self._run([s], [d], INVARIANT_WIDTH)[0] for s, d in zip(ready, drafts, strict=True)]
-
-    def _run(self, sequences: list[Sequence], drafts: list[Draft], width: int = 0) -> list[Output]:
-        block = draft_block(sequences, drafts, self.cache.lengths, width)
+        if self.invariant and len(ready) > 1:
+            return [self._forward([s], [d])[0] for s, d in zip(ready, drafts, strict=True)]
+        block = draft_block(ready, drafts, self.cache.lengths, INVARIANT_WIDTH if self.invariant else 0)
         return rows_of(self.target.forward(block, self.cache), drafts)
 
     def _decide(self, sequence: Sequence, draft: Draft, output: Output) -> _Decision:

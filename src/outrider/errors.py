@@ -52,3 +52,7 @@ class CacheTooLarge(OutriderError, MemoryError):
 
 class ProcessorError(OutriderError, RuntimeError):
     """A user's logits processor raised or returned a wrong shape; its sequence ends, the others go on."""
+
+
+class DrafterWarning(UserWarning):
+    """A drafter failed too often and was left out; the text is right, but slower."""

@@ -37,6 +37,10 @@ class TextCodec(Protocol):
         """Ids of a conversation, ready for the assistant's answer."""
         ...
 
+    def encode(self, text: str) -> list[int]:
+        """Ids of raw text, nothing added."""
+        ...
+
     def decode(self, ids: Ordered[int]) -> str:
         """Text of ids; special tokens give nothing."""
         ...
@@ -173,6 +177,7 @@ class TextEngine:
         stop: str | Ordered[str] = (),
         stop_ids: Iterable[int] | None = None,
         seed: int | None = None,
+        prediction: Prompt = (),
         **sampling: Any,
     ) -> Sequence:
         """Queue a request without waiting for it; `step` or any other call drives it on.
@@ -185,6 +190,8 @@ class TextEngine:
             stop: strings that end the output, which is cut just before them.
             stop_ids: tokens that end the output; None means the model's own.
             seed: in [0, 2^63); None draws one.
+            prediction: text, or token ids, that much of the output is expected to repeat, such as a file before an
+                edit. The suffix drafter looks it up; the law of the output stays the same.
             **sampling: fields of `Sampling`: temperature, top_k, top_p, min_p, repetition_penalty,
                 presence_penalty, frequency_penalty, logit_bias, banned_ids, min_new_tokens, processor, logprobs.
 
@@ -193,11 +200,18 @@ class TextEngine:
         """
         ids = self._encode(prompt, messages, raw)
         text = TextStream(self.tokenizer.decode, _stop_strings(stop))
+        expected = self.tokenizer.encode(prediction) if isinstance(prediction, str) else prediction
         ends = self.tokenizer.stop_ids if stop_ids is None else stop_ids
         settings = _sampling(sampling)
         with self._lock:
             return self.engine.add(
-                ids, sampling=settings, seed=seed, stop_ids=ends, max_new_tokens=max_new_tokens, text=text
+                ids,
+                sampling=settings,
+                seed=seed,
+                stop_ids=ends,
+                max_new_tokens=max_new_tokens,
+                prediction=expected,
+                text=text,
             )
 
     def _start(self, *prompt: Any, **options: Any) -> Sequence:
@@ -263,6 +277,7 @@ class TextEngine:
         stats = collect(
             rounds,
             drafter=self.engine.drafter.name,
+            note=getattr(self.engine.drafter, "note", ""),
             rule=self.engine.rule.name,
             lossless=self.engine.rule.lossless,
             precision=self.engine.target.precision,
@@ -325,6 +340,6 @@ def _sampling(settings: dict[str, Any]) -> Sampling:
     known = Sampling.__dataclass_fields__
     for name in settings:
         if name not in known:
-            others = ("max_new_tokens", "raw", "seed", "stop", "stop_ids")
+            others = ("max_new_tokens", "prediction", "raw", "seed", "stop", "stop_ids")
             raise InvalidOption("option", name, ", ".join(sorted((*known, *others))), "Check the spelling.")
     return Sampling(**settings)

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from outrider.core import Draft, Drafter, Model, Rule, Sequence
+from outrider.errors import DrafterWarning
 from outrider.rounds import Verified
 from outrider.tree import check, is_chain
 
@@ -87,7 +88,7 @@ class Guard:
         self._failures[sequence] = 0 if fault is None else self._failures.get(sequence, 0) + 1
         if self._failures[sequence] == PATIENCE:
             name, times = self._drafter.name, f"failed {PATIENCE} times in a row"
-            warn(f"Drafter {name!r} {times}; this sequence goes on without. The last: {fault}", stacklevel=2)
+            warn(f"Drafter {name!r} {times}; this sequence goes on without. The last: {fault}", DrafterWarning, 2)
 
     def _fault_of_anything(self, draft: Any, budget: int) -> str | None:
         """Why a draft cannot be verified, or None."""

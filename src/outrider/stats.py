@@ -31,7 +31,8 @@ class Stats:
 
     Args:
         drafter: name of the drafter.
-        rule: name of the verification rule.
+        note: what the drafter says of itself, such as how it reads another vocabulary; mostly "".
+        rule: name of the verification rule; of all that decided about a draft, if there were several.
         lossless: whether the rule keeps the target's law.
         precision: of the target.
         num_new_tokens: emitted tokens.
@@ -46,6 +47,7 @@ class Stats:
     """
 
     drafter: str
+    note: str
     rule: str
     lossless: bool
     precision: str
@@ -79,6 +81,7 @@ def collect(
     rounds: Iterable[Round],
     *,
     drafter: str,
+    note: str,
     rule: str,
     lossless: bool,
     precision: str,
@@ -89,16 +92,19 @@ def collect(
     Args:
         rounds: all of them, in order.
         drafter: names and settings that `Stats` repeats.
-        rule: likewise.
+        note: likewise.
+        rule: of the engine; the rules that decided about the drafts take its place.
         lossless: likewise.
         precision: likewise.
         prefill_seconds: likewise.
     """
     rounds = list(rounds)
+    used = sorted({r.rule for r in rounds if r.rule and r.num_drafted > 0})
     broken = [r.broken for r in rounds if r.broken is not None]
     return Stats(
         drafter,
-        rule,
+        note,
+        ", ".join(used) or rule,
         lossless,
         precision,
         num_new_tokens=sum(len(r.token_ids) for r in rounds),
