@@ -45,17 +45,28 @@ NUM_CLASSES = 6
 
 @dataclass
 class _Chance:
-    """A probability, as seen lately; the prior weighs as much as one try."""
+    """A probability, as seen lately; the prior weighs as much as one try.
+
+    News of the n-th round in a row that all went one way lets what speaks for the other way fade by DECAY to the n:
+    a source that begins to fit, or ceases to, is seen after a few rounds, and a steady mixture is hardly distorted.
+    """
 
     hits: float = 0.0
-    tries: float = 0.0
+    misses: float = 0.0
+    run: int = 0  # rounds in a row that hit, or minus those that missed
 
     def learn(self, hits: int, tries: int) -> None:
-        keep = DECAY if tries > 0 else FADE
-        self.hits, self.tries = keep * self.hits + hits, keep * self.tries + tries
+        if tries == 0:
+            self.hits, self.misses = FADE * self.hits, FADE * self.misses
+        if hits > 0:
+            self.run = max(self.run, 0) + 1
+            self.hits, self.misses = DECAY * self.hits + hits, DECAY**self.run * self.misses
+        if hits < tries:
+            self.run = min(self.run, 0) - 1
+            self.hits, self.misses = DECAY**-self.run * self.hits, DECAY * self.misses + tries - hits
 
     def estimate(self, prior: float) -> float:
-        return (prior + self.hits) / (1 + self.tries)
+        return (prior + self.hits) / (1 + self.hits + self.misses)
 
 
 @dataclass
@@ -130,26 +141,14 @@ class _Record:
 
 @dataclass
 class _Plan:
-    """One round of one sequence in the making.
+    """One round of one sequence in the making."""
 
-    Args:
-        length: of the text before the round.
-        budget: most nodes of the draft.
-        drafts: by source, what it proposed.
-        failed: by source, why it proposed nothing.
-        source: whose draft is verified, None for plain decoding.
-        nodes: how many of it.
-    """
-
-    length: int
-    budget: int
-    drafts: dict[int, Draft] = field(default_factory=dict)
-    failed: dict[int, Exception] = field(default_factory=dict)
-    source: int | None = None
-    nodes: int = 0
-
-    def draft(self) -> Draft:
-        return Draft() if self.source is None else _first_nodes(self.drafts[self.source], self.nodes)
+    length: int  # of the text before the round
+    budget: int  # most nodes of the draft
+    drafts: dict[int, Draft] = field(default_factory=dict)  # by source
+    failed: dict[int, Exception] = field(default_factory=dict)  # by source, why it proposed nothing
+    source: int | None = None  # whose draft is verified, None for plain decoding
+    nodes: int = 0  # how many of it
 
 
 _Question = tuple[Sequence, _Plan, int]
@@ -237,7 +236,10 @@ class CombinedDrafter:
         for sequence, plan in both:
             if plan.source in plan.failed:
                 self._choose(self._state(sequence), plan, self._free)
-        return self._settled(both)
+        for _, plan in both:
+            if plan.failed and not plan.drafts:
+                raise next(iter(plan.failed.values()))
+        return [self._settle(self._state(sequence), plan) for sequence, plan in both]
 
     def observe(self, verified: list[Verified]) -> None:
         """See `rounds.Learner`."""
@@ -303,18 +305,14 @@ class CombinedDrafter:
             and state.records[source].perfect(budget, self._costs[source]) > most
         ]
 
-    def _settled(self, both: list[tuple[Sequence, _Plan]]) -> list[Draft]:
-        """The drafts of all plans, which are remembered until the round is observed."""
-        for _, plan in both:
-            if plan.failed and not plan.drafts:
-                raise next(iter(plan.failed.values()))
-        for sequence, plan in both:
-            state = self._state(sequence)
-            state.plan = plan
-            if plan.source is not None and len(plan.drafts[plan.source]) > 0:
-                state.records[plan.source].uses += 1
-                self.num_uses[plan.source] += 1
-        return [plan.draft() for _, plan in both]
+    def _settle(self, state: _State, plan: _Plan) -> Draft:
+        """The draft of a plan, which is remembered until the round is observed."""
+        state.plan = plan
+        if plan.source is None or len(plan.drafts[plan.source]) == 0:
+            return Draft()
+        state.records[plan.source].uses += 1
+        self.num_uses[plan.source] += 1
+        return _first_nodes(plan.drafts[plan.source], plan.nodes)
 
     def _learn(self, v: Verified) -> None:
         state = self._state(v.sequence)
