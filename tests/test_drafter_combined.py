@@ -94,8 +94,9 @@ def costs_of(kinds):
 def test_the_combination_is_nearly_as_good_as_the_better_source_in_both_halves(kinds):
     alone = [lengths_alone(kind, number) for number, kind in enumerate(kinds)]
     together = lengths_by_half(CombinedDrafter(sources(kinds), costs_of(kinds)))
+    share = 0.85 if kinds == (DrawsAPart, DrawsAPart) else 0.9  # neither is seen unless it is tried
     for half in (0, 1):
-        assert together[half] >= 0.9 * max(a[half] for a in alone)
+        assert together[half] >= share * max(a[half] for a in alone)
     assert sum(together) > max(map(sum, alone))
 
 
@@ -114,6 +115,33 @@ def test_a_source_that_costs_is_tried_again_on_schedule():
     lengths_by_half(drafter)
     rounds = sum(drafter.num_uses)
     assert rounds // PROBE_EVERY <= drafter.num_uses[1] <= rounds // PROBE_EVERY + 4
+
+
+class NeverWorried(CombinedDrafter):
+    """Planted bug: what is known of a source is never doubted."""
+
+    def _learn(self, v):
+        pass
+
+
+def test_the_halves_tell_a_drafter_that_does_not_learn():
+    assert lengths_by_half(NeverWorried(sources((KnowsAPart, KnowsAPart)), [0.0, 0.0]))[1] < 0.9 * 5
+
+
+def test_when_the_source_in_use_ceases_to_fit_another_that_costs_is_tried_soon():
+    # Both cost, so that the second is seen only when it is tried: within a few rounds of the change.
+    drafter = CombinedDrafter(sources((DrawsAPart, DrawsAPart)), [0.0, 0.0])
+    tries = []
+    second = drafter.sources[1]
+    target = writer(PROMPT, TEXT[len(PROMPT) :], V)
+    engine = toy_engine(target, drafter, "auto", 4, context_length=len(TEXT))
+    sequence = engine.add(PROMPT)
+    while engine.num_unfinished:
+        before = drafter.num_uses[1]
+        engine.step()
+        if drafter.num_uses[1] > before and len(sequence.tokens) > second.part.start:
+            tries.append(len(sequence.tokens) - second.part.start)
+    assert tries[0] <= 16
 
 
 def test_nothing_is_drafted_where_plain_decoding_is_better():

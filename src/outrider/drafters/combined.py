@@ -30,6 +30,9 @@ FADE = 0.97
 PROBE_EVERY = 16
 """Rounds after which a source that costs is tried again, unless not even a perfect draft would be worth it."""
 
+CHANGE = 3
+"""Misses in a row of the source in use after which the text counts as changed: the others are tried at once."""
+
 LOOK_AHEAD = 16
 """Nodes that a look-up is asked for at least: what does not fit in the budget is not verified but tells its depth."""
 
@@ -95,11 +98,7 @@ class _Outcome:
 
 
 class _Record:
-    """What one source was worth for one sequence.
-
-    Args:
-        prior: chances of the first token and of each further one.
-    """
+    """What one source was worth for one sequence, given its chances beforehand."""
 
     def __init__(self, prior: tuple[float, float]) -> None:
         self.uses = self.rounds_idle = 0
@@ -113,6 +112,10 @@ class _Record:
         for depth_class, habit in enumerate(self._by_class):
             tells = depth_class == outcome.depth_class
             habit.learn(outcome.matched if tells else 0, outcome.tried if tells else 0)
+
+    @property
+    def misses_in_a_row(self) -> int:
+        return -self._overall.first.run
 
     def best(self, sizes: Iterable[tuple[int, float]], cost: float, depth_class: int = 0) -> tuple[float, int]:
         """The most expected tokens per cost among drafts of these sizes, and its nodes; (0, 0) if there is none.
@@ -168,7 +171,7 @@ class CombinedDrafter:
     whether its draft was verified or not; its draft is seen before the choice, which is no anticipation since it
     is a function of the text. Any other source is asked only when it is chosen, so the choice knows nothing of what
     it draws; a draft of k tokens tells how each shorter one would have fared. Its record fades to the prior while
-    it is not chosen, and it is tried again every `PROBE_EVERY` rounds.
+    it is not chosen, and it is tried again after `PROBE_EVERY` rounds, or when what is used ceases to fit.
 
     The draft is the part of the source's that is worth most: max over n of (1 + expected accepted tokens) /
     (1 + n (source's cost + row_cost)), or nothing if plain decoding (1) is better. Trees of free sources are verified
@@ -182,7 +185,7 @@ class CombinedDrafter:
         row_cost: of verifying one more row, >= 0, in the same units.
 
     Raises:
-        InvalidOption: no sources, another number of costs, or a cost that is negative or not finite.
+        InvalidOption: no sources, another number of costs, a cost that is negative or not finite.
 
     Attributes:
         num_uses: by source, in how many rounds its draft was proposed, over all sequences.
@@ -190,10 +193,8 @@ class CombinedDrafter:
     """
 
     def __init__(self, sources: Ordered[Drafter], costs: Ordered[float], row_cost: float = 0.0) -> None:
-        if not sources:
-            raise InvalidOption("sources", sources, "at least one drafter")
-        if len(costs) != len(sources):
-            raise InvalidOption("costs", costs, f"one number for each of {len(sources)} sources")
+        if not sources or len(costs) != len(sources):
+            raise InvalidOption("costs", costs, f"a number for each of {len(sources)} sources, at least one")
         for cost in (*costs, row_cost):
             if not (isfinite(cost) and cost >= 0):
                 raise InvalidOption("costs", cost, "finite numbers >= 0")
@@ -274,8 +275,8 @@ class CombinedDrafter:
                 self._fail(source, plan, error)
 
     def _fail(self, source: int, plan: _Plan, error: Exception) -> None:
-        plan.failed[source] = error
         self.num_failures[source] += 1
+        plan.failed[source] = error
 
     def _choose(self, state: _State, plan: _Plan, among: list[int] | None = None) -> None:
         """The source of most value and how much of it, from what is known before any source draws."""
@@ -327,6 +328,9 @@ class CombinedDrafter:
             used = source == plan.source or source in plan.failed
             record.rounds_idle = 0 if used else record.rounds_idle + 1
             record.learn(self._verified(v, record, source in plan.failed) if used else _Outcome())
+        if plan.source is not None and state.records[plan.source].misses_in_a_row == CHANGE:
+            for source, record in enumerate(state.records):
+                record.rounds_idle += PROBE_EVERY * (source != plan.source)
 
     def _judged(self, plan: _Plan, source: int, emitted: list[int]) -> _Outcome:
         """How a free source's draft fared beside what was emitted; what goes on behind that is not judged."""
