@@ -12,6 +12,8 @@ from scipy.stats import chi2
 
 from outrider.core import Coins, Draft, Drafter, Model, Proposal, Rule, Sequence
 from outrider.drafters import ModelDrafter, NgramDrafter, NoDrafter, SuffixDrafter
+from outrider.drafters.lookahead import LookaheadDrafter
+from outrider.drafters.recycling import RecyclingDrafter
 from outrider.engine import Engine
 from outrider.options import Sampling
 from outrider.planning.pace import AutoPace, FixedPace
@@ -118,6 +120,8 @@ def all_drafters(target: TableModel, slots: int, reference: Ordered[int]) -> dic
         "none": NoDrafter,
         "ngram": NgramDrafter,
         "suffix": lambda: SuffixDrafter(min_match=1, offset=1),
+        "lookahead": lambda: LookaheadDrafter(window=2, ngram=3, candidates=2),
+        "recycling": RecyclingDrafter,
         "model": lambda: ModelDrafter(draft_model(target), slots),
         "scripted": lambda: ScriptedDrafter([reference], target.vocab_size),
         "repeats": RepeatsTheLastToken,
@@ -131,7 +135,7 @@ def lossless_rules(proposal: str) -> list[str]:
 
 DRAFTERS_AND_RULES = [
     (name, rule)
-    for name in ("none", "ngram", "suffix", "scripted", "repeats", "model", "one-law")
+    for name in ("none", "ngram", "suffix", "lookahead", "recycling", "scripted", "repeats", "model", "one-law")
     for rule in lossless_rules("sampled" if name in ("model", "one-law") else "point_mass")
 ]
 """Every drafter of `all_drafters` with every lossless rule that fits it."""
