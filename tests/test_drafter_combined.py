@@ -12,8 +12,9 @@ import torch
 
 from engine_runs import LIMIT, decode, draft_model, finish, p_value, plain, sample, toy_engine, writer
 from outrider.core import Draft, Verdict
-from outrider.drafters import ModelDrafter, NgramDrafter, SuffixDrafter
+from outrider.drafters import ModelDrafter, NgramDrafter, SuffixDrafter, combined
 from outrider.drafters.combined import LOOK_AHEAD, PROBE_EVERY, CombinedDrafter
+from outrider.drafters.recycling import RecyclingDrafter
 from outrider.errors import InvalidOption
 from outrider.options import Sampling
 from outrider.rounds import Verified
@@ -128,20 +129,25 @@ def test_the_halves_tell_a_drafter_that_does_not_learn():
     assert lengths_by_half(NeverWorried(sources((KnowsAPart, KnowsAPart)), [0.0, 0.0]))[1] < 0.9 * 5
 
 
-def test_when_the_source_in_use_ceases_to_fit_another_that_costs_is_tried_soon():
-    # Both cost, so that the second is seen only when it is tried: within a few rounds of the change.
-    drafter = CombinedDrafter(sources((DrawsAPart, DrawsAPart)), [0.0, 0.0])
-    tries = []
-    second = drafter.sources[1]
-    target = writer(PROMPT, TEXT[len(PROMPT) :], V)
-    engine = toy_engine(target, drafter, "auto", 4, context_length=len(TEXT))
-    sequence = engine.add(PROMPT)
-    while engine.num_unfinished:
-        before = drafter.num_uses[1]
-        engine.step()
-        if drafter.num_uses[1] > before and len(sequence.tokens) > second.part.start:
-            tries.append(len(sequence.tokens) - second.part.start)
-    assert tries[0] <= 16
+def slowest_change():
+    """Tokens from the end of the first source's part until the second is first drafted from; the worst of 5 places."""
+    found = []
+    for end in range(200, 300, 20):
+        both = [DrawsAPart("a", TEXT, range(end)), DrawsAPart("b", TEXT, range(end, len(TEXT)))]
+        drafter = CombinedDrafter(both, [0.4, 0.4])
+        engine = toy_engine(writer(PROMPT, TEXT[len(PROMPT) :], V), drafter, "auto", 4, context_length=len(TEXT))
+        sequence, uses = engine.add(PROMPT), 0
+        while len(sequence.tokens) <= end or drafter.num_uses[1] == uses:
+            uses = drafter.num_uses[1]
+            engine.step()
+        found.append(len(sequence.tokens) - end)
+    return max(found)
+
+
+def test_when_the_source_in_use_ceases_to_fit_another_that_costs_is_tried_soon(monkeypatch):
+    assert slowest_change() < 12
+    monkeypatch.setattr(combined, "CHANGE", 1000)
+    assert slowest_change() > PROBE_EVERY
 
 
 def test_nothing_is_drafted_where_plain_decoding_is_better():
@@ -280,6 +286,10 @@ def three(slots, target=TARGET):
     return CombinedDrafter([SuffixDrafter(min_match=1, offset=1), model, NgramDrafter()], [0.0, 0.1, 0.0])
 
 
+def trees_and_model(slots):
+    return CombinedDrafter([RecyclingDrafter(row_cost=0), ModelDrafter(draft_model(TARGET), slots)], [0.0, 0.1], 0.05)
+
+
 def p_of(drafter, rule="auto", slots=5, num_samples=800):
     engine = toy_engine(TARGET, drafter, rule, 3, slots=slots, context_length=16)
     strings, rounds = sample(engine, PROMPT3, num_samples, sampling=WARM, max_new_tokens=LENGTH)
@@ -287,7 +297,7 @@ def p_of(drafter, rule="auto", slots=5, num_samples=800):
     return p_value(strings, exact_string_law(TARGET, PROMPT3, LENGTH, WARM))
 
 
-@pytest.mark.parametrize("make", [lookup_and_model, three])
+@pytest.mark.parametrize("make", [lookup_and_model, three, trees_and_model])
 @pytest.mark.parametrize("rule", ["auto", "recursive", "point-mass", "coupled"])
 def test_the_emitted_strings_have_the_targets_law(make, rule):
     drafter = make(5)
@@ -392,6 +402,17 @@ def test_with_a_budget_of_nothing_the_look_ups_are_judged_and_nothing_is_drafted
     drafter.observe([verified(sequence, Draft(), [3])])
     assert drafter._state(sequence).records[0]._overall.first.hits == 1
     assert drafter.uses(sequence) == {"suffix": 0, "model": 0}
+
+
+def test_a_round_that_someone_else_proposed_teaches_nothing():
+    sequence = make_sequence(PROMPT)
+    drafter = CombinedDrafter([A_FITS, B_FITS_LESS], [0, 0])
+    fresh = records(drafter, sequence)
+    drafter.observe([verified(sequence, Draft.chain([5, 6]), [5, 6, 7])])
+    drafter.propose([sequence], [4])
+    sequence.tokens.append(0)  # a token that no round emitted
+    drafter.observe([verified(sequence, Draft.chain([5, 6]), [5, 6, 7])])
+    assert records(drafter, sequence) == fresh == records(drafter, make_sequence(PROMPT))
 
 
 def test_a_stop_ends_the_text_as_in_plain_decoding():
