@@ -107,13 +107,25 @@ def test_the_budget_binds():
     assert SuffixDrafter(factor=10).propose([make_sequence([1, 2, 3] * 5)], [4])[0].tokens == (1, 2, 3, 1)
 
 
-@pytest.mark.parametrize(("options", "name"), [({"min_match": 0}, "min_match"), ({"factor": 0.0}, "factor")])
-def test_options_outside_their_range_are_refused(options, name):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("min_match", 0),
+        ("factor", 0.0),
+        ("factor", float("inf")),
+        ("offset", float("nan")),
+        ("branches", 0),
+        ("min_probability", 1.5),
+        ("row_cost", -0.1),
+        ("row_cost", float("inf")),
+    ],
+)
+def test_options_outside_their_range_are_refused(name, value):
     with pytest.raises(InvalidOption, match=name):
-        SuffixDrafter(**options)
+        SuffixDrafter(**{name: value})
 
 
-def count_stale_proposals(new_drafter, drafter):
+def count_stale_proposals(new_drafter, drafter, new_prediction=lambda rng, prompt: ()):
     """Joins, leaves, reused slots and repeated ids at random; how often a fresh drafter proposes something else."""
     rng = random.Random(11)
     live, next_id, stale = {}, 0, 0
@@ -122,6 +134,7 @@ def count_stale_proposals(new_drafter, drafter):
             if slot not in live and rng.random() < 0.5:
                 prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 30))]
                 live[slot] = make_sequence(prompt, id=next_id % 2, slot=slot)
+                live[slot].prediction = new_prediction(rng, prompt)
                 next_id += 1
         sequences = rng.sample(list(live.values()), k=rng.randrange(len(live) + 1))
         budgets = [rng.randrange(6) for _ in sequences]

@@ -118,9 +118,9 @@ def read_text(path: Path) -> bytes:
     Raises:
         InvalidOption: not there, a folder, not readable, larger than memory allows, or no text (NUL bytes, not UTF-8).
     """
-    if path.is_dir():
-        raise InvalidOption("corpus", str(path), "text files", "This is a folder; name the files in it.")
     try:
+        if path.is_dir():
+            raise InvalidOption("corpus", str(path), "text files", "This is a folder; name the files in it.")
         _check_size(path)
         content = path.read_bytes()
     except FileNotFoundError as error:
@@ -133,6 +133,8 @@ def read_text(path: Path) -> bytes:
 
 
 def _check_size(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise InvalidOption("corpus", str(path), "text files", "This is a device or a pipe; save it as a file first.")
     size, memory = path.stat().st_size, physical_memory()
     if size * MEMORY_PER_BYTE > memory:
         fix = f"It has {size:,} bytes and building takes {MEMORY_PER_BYTE} times as much memory; here are {memory:,}."

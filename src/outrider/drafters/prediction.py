@@ -25,7 +25,7 @@ class PredictionIndex:
     As long as the output goes on as the prediction does, the place moves along and the match grows. At the first other
     token there is no match, until the last `min_match` output tokens stand together somewhere in the prediction:
     where most tokens before them agree, and of several such places at the one nearest to where the match was lost,
-    forwards first.
+    forwards first. At the prediction's end, where nothing is left to copy, it is as if the match were lost.
 
     Args:
         min_match: shortest match, at least 1.
@@ -52,19 +52,19 @@ class PredictionIndex:
         while self._seen < len(self.tokens):
             self._seen += 1
             self._follow()
-        going = self._matched > 0 and self._place < len(prediction)
-        return (self._matched, self._place) if going else (0, 0)
+        return (self._matched, self._place) if self._matched else (0, 0)
 
     def _start(self, prediction: tuple[int, ...], prompt_length: int) -> None:
         self._prediction, self._prompt_length = prediction, prompt_length
         self._seen, self._place, self._matched = prompt_length, 0, TRUST
         self._ends: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)  # of each run of min_match tokens
-        for end in range(self._min_match, len(prediction) + 1):
+        for end in range(self._min_match, len(prediction)):
             self._ends[prediction[end - self._min_match : end]].append(end)
 
     def _follow(self) -> None:
         """One more output token, the one before `_seen`."""
-        if self._prediction[self._place : self._place + 1] == (self.tokens[self._seen - 1],):
+        goes_on = self._matched > 0 and self._prediction[self._place] == self.tokens[self._seen - 1]
+        if goes_on and self._place + 1 < len(self._prediction):
             self._place, self._matched = self._place + 1, self._matched + 1
             return
         found = [(self._agreeing(end), end >= self._place, -abs(end - self._place), end) for end in self._candidates()]
