@@ -8,7 +8,8 @@ import torch
 
 from outrider.core import Block
 from outrider.drafters import check_drafter
-from outrider.drafters.model import PREFILL_WIDTH, ModelDrafter
+from outrider.drafters.feeding import PREFILL_WIDTH, Feeder
+from outrider.drafters.model import ModelDrafter
 from outrider.options import Sampling
 from outrider.sampling import laws
 from toy import KeyedDice, TableModel, blend, make_sequence, random_laws
@@ -253,27 +254,25 @@ def test_proposals_laws_and_cache_equal_a_fresh_drafters_whatever_was_accepted(s
     assert count_stale_proposals(ModelDrafter(model, 3, vocab_size=target_size)) == 0
 
 
-class TrimsOneTooFew(ModelDrafter):
+class TrimsOneTooFew(Feeder):
     """Planted bug, known fault 9: one rejected row stays."""
 
-    def _forget_disagreement(self, sequence):
-        slot, before = sequence.slot, list(self._held[sequence.slot])
-        length = self.cache.lengths[slot]
-        super()._forget_disagreement(sequence)
-        kept = len(self._held[slot]) + 1
-        if kept <= min(length, len(sequence.tokens) - 1):
-            self.cache.lengths[slot] = kept
-            self._held[slot][:] = before[:kept]
+    def _forget_disagreement(self, text):
+        before, length = list(self._held[text.slot]), self.cache.lengths[text.slot]
+        super()._forget_disagreement(text)
+        kept = len(self._held[text.slot]) + 1
+        if kept <= min(length, len(text.tokens) - 1):
+            self.cache.lengths[text.slot] = kept
+            self._held[text.slot][:] = before[:kept]
 
 
-class TrustsIds(ModelDrafter):
+class TrustsIds(Feeder):
     """Planted bug, known fault 43: what is held is taken for a prefix of the text."""
 
-    def _forget_disagreement(self, sequence):
-        slot = sequence.slot
-        agreed = min(len(self._held[slot]), len(sequence.tokens) - 1)
-        self.cache.truncate(slot, agreed)
-        del self._held[slot][agreed:]
+    def _forget_disagreement(self, text):
+        agreed = min(len(self._held[text.slot]), len(text.tokens) - 1)
+        self.cache.truncate(text.slot, agreed)
+        del self._held[text.slot][agreed:]
 
 
 class MissesItsLastToken(ModelDrafter):
@@ -284,13 +283,23 @@ class MissesItsLastToken(ModelDrafter):
         for sequence, draft in zip(sequences, drafts, strict=True):
             if len(draft):
                 self.cache.lengths[sequence.slot] += 1
-                self._held[sequence.slot].append(draft.tokens[-1])
+                self.feeder._held[sequence.slot].append(draft.tokens[-1])
         return drafts
 
 
-@pytest.mark.parametrize("planted_bug", [TrimsOneTooFew, TrustsIds, MissesItsLastToken])
-def test_the_fresh_drafter_comparison_catches_planted_bugs(planted_bug):
-    assert count_stale_proposals(planted_bug(WHOLE_TEXT, 3)) > 0
+def with_feeder(kind):
+    drafter = ModelDrafter(WHOLE_TEXT, 3)
+    drafter.feeder.__class__ = kind
+    return drafter
+
+
+@pytest.mark.parametrize("planted_bug", [TrimsOneTooFew, TrustsIds])
+def test_the_fresh_drafter_comparison_catches_planted_bugs_of_feeding(planted_bug):
+    assert count_stale_proposals(with_feeder(planted_bug)) > 0
+
+
+def test_the_fresh_drafter_comparison_catches_a_token_that_was_not_fed():
+    assert count_stale_proposals(MissesItsLastToken(WHOLE_TEXT, 3)) > 0
 
 
 def test_the_law_alone_catches_a_missing_entry_after_full_acceptance():

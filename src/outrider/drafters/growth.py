@@ -5,11 +5,16 @@ It knows no model: estimates come from whoever drafts. A tree grown here is a po
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from heapq import heappop, heappush
+from typing import Any
 
-from outrider.core import Draft
+import numpy as np
+
+from outrider.core import Draft, Law
+from outrider.errors import InvalidOption
 
 Children = Callable[[tuple[int, ...]], Ordered[tuple[int, float]]]
 """From the drafted tokens on the way to a node to its distinct children, (token, probability), likeliest first."""
@@ -42,7 +47,7 @@ def best_first(children: Children, budget: int, *, max_depth: int = 64, row_cost
         offer(-1, 0, (), children(()), 1.0)
     while heap and len(tokens) < budget:
         value, parent, rank, path, family, reach = heappop(heap)
-        if not -value * (1 + row_cost * len(tokens)) > expected * row_cost:
+        if not -value > row_worth(row_cost, expected, len(tokens)):
             break
         tokens.append(family[rank][0])
         parents.append(parent)
@@ -52,3 +57,38 @@ def best_first(children: Children, budget: int, *, max_depth: int = 64, row_cost
         if len(longer) < max_depth and len(tokens) < budget:
             offer(len(tokens) - 1, 0, longer, children(longer), -value)
     return Draft(tuple(tokens), tuple(parents))
+
+
+def row_worth(row_cost: float, expected: float, rows: int) -> float:
+    """What a further row must add to a round's expected tokens so as not to lower tokens per cost.
+
+    Args:
+        row_cost: see `best_first`.
+        expected: tokens of the round without it.
+        rows: drafted so far.
+    """
+    return row_cost * expected / (1 + row_cost * rows)
+
+
+def check_row_cost(value: Any) -> None:
+    """Refuse what is no `row_cost`.
+
+    Raises:
+        InvalidOption: not a finite number, or negative.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise InvalidOption("row_cost", value, "a finite number, at least 0")
+
+
+def ranked(law: Law, count: int) -> list[tuple[int, float]]:
+    """The `count` likeliest tokens of a law [V] with their probabilities, likeliest first, the lowest id among equals.
+
+    Tokens of probability 0 are left out, so there may be fewer.
+    """
+    count = min(count, len(law))
+    if count < 1:
+        return []
+    least = np.partition(law, -count)[-count]
+    ids = np.flatnonzero((law >= least) & (law > 0))
+    ids = ids[np.argsort(-law[ids], kind="stable")][:count]
+    return [(int(i), float(law[i])) for i in ids]

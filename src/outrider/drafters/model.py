@@ -1,7 +1,7 @@
-"""The draft model: a smaller language model with the target's vocabulary, drawing from its own law.
+"""The draft model: a smaller language model with the target's vocabulary, drafting from its own law.
 
-It knows nothing of the target beyond the size of its vocabulary, and nothing of what became of a draft: what the
-cache holds is compared with the sequence's tokens at the start of every round, and whatever is missing is fed.
+It knows nothing of the target beyond the size of its vocabulary, and nothing of what became of a draft: its feeder
+compares what the cache holds with the sequence's tokens in every round. Trees are grown in `model_tree`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from outrider.core import Block, Draft, Law, Model, Output, Proposal, Sequence
-from outrider.errors import OutriderError
+from outrider.core import Draft, Law, Model, Proposal, Sequence
+from outrider.drafters.feeding import Feeder, Text
+from outrider.drafters.model_tree import Form, Growth, new_tree, read_form
+from outrider.drafters.shapes import Shape
+from outrider.errors import InvalidOption, OutriderError
 from outrider.sampling import laws
-
-PREFILL_WIDTH = 512
-"""Tokens per sequence in one catch-up forward."""
-
-LOGITS_WIDTH = 8
-"""Catch-ups up to here run in the forward that gives the first logits; longer ones first run without logits."""
 
 
 class ModelDrafter:
-    """Draws chains from a second model, all sequences together, one forward per drafted token.
+    """Drafts chains or trees from a second model, all sequences together, one forward per level of the draft.
+
+    Chains and trees of a given shape are drawn from the model's law. A tree that is left to "auto" has, where the law
+    draws, one drawn child per node and the likeliest tokens beside it; at temperature 0 it is the tree of the likeliest
+    nodes (see `model_tree`). At temperature 0 no tree is drawn at all.
 
     Args:
         model: the draft model; it may be the target object itself, since the cache is the drafter's own.
@@ -32,9 +33,16 @@ class ModelDrafter:
         vocab_size: the target's; ids that the draft lacks get probability 0, ids that only the draft has are masked.
             None if both are equal.
         capacity: cached tokens per slot; None for the draft's whole context. Beyond either, drafts are empty.
+        cache: an empty cache of the model's kind, for so many slots, to be the drafter's own; None makes one.
+        tree: "chain"; "auto"; a `Shape`; or its text: children per level such as "4.2.1", or a JSON file of rank paths.
+            A shape that is larger than a budget loses its last nodes.
+        depth: longest path of an "auto" tree, 1 to 64; each level costs a forward of the draft model.
+        row_cost: cost of one more row in the target's forward, in units of a forward of one row, 0 or more: an "auto"
+            tree ends where a row is not worth it; 0 fills the budget.
 
     Raises:
         CacheTooLarge: from the model.
+        InvalidOption: a value outside its range, a shape that is none, or a tree from a model that takes none.
 
     Attributes:
         num_past_context: how often a draft was empty because a sequence had outgrown the draft's context.
@@ -44,123 +52,98 @@ class ModelDrafter:
     name = "model"
     proposal: Proposal = "sampled"
 
-    def __init__(self, model: Model, slots: int, *, vocab_size: int | None = None, capacity: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        slots: int,
+        *,
+        vocab_size: int | None = None,
+        capacity: int | None = None,
+        cache: Any = None,
+        tree: str | Shape = "chain",
+        depth: int = 8,
+        row_cost: float = 0.1,
+    ) -> None:
         self.model = model
         self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
-        self.capacity = model.context_length if capacity is None else min(capacity, model.context_length)
-        self.cache: Any = model.new_cache(slots, self.capacity)
+        self.form = read_form(tree, depth, row_cost)
+        if self.form is not None:
+            self.proposal = "hybrid"
+            if not model.takes_trees:
+                raise InvalidOption("tree", tree, '"chain"', "This draft model takes no attention mask for trees.")
+        limits = [model.context_length, capacity, None if cache is None else cache.capacity]
+        self.feeder = Feeder(model, slots, min(limit for limit in limits if limit is not None), cache)
         self.num_past_context = 0
         self.num_failed = 0
-        self._owners: list[int | None] = [None] * slots  # id of the sequence that each slot's rows belong to
-        self._held: list[list[int]] = [[] for _ in range(slots)]  # the tokens in those rows
+
+    @property
+    def capacity(self) -> int:
+        """Cached tokens per slot."""
+        return self.feeder.capacity
+
+    @property
+    def cache(self) -> Any:
+        """What the model keeps of the texts; between rounds it holds no tree."""
+        return self.feeder.cache
 
     def propose(self, sequences: list[Sequence], budgets: list[int]) -> list[Draft]:
-        """See `core.Drafter`: chains that end at their budget, after a stop id, or where the draft's context ends."""
-        chains = [
-            _Chain(sequence, self._within_context(sequence, budget))
+        """See `core.Drafter`: drafts end at their budget, after a stop id, or where the draft's context ends."""
+        growths = [
+            _new_growth(sequence, self._within_context(sequence, budget), self.form)
             for sequence, budget in zip(sequences, budgets, strict=True)
         ]
-        growing = [chain for chain in chains if chain.budget > 0]
-        for chain in growing:
-            self._forget_disagreement(chain.sequence)
+        growing = [growth for growth in growths if growth.budget > 0]
         while growing:
-            for chain, logits in zip(growing, self._feed(growing), strict=True):
-                chain.draw(_fit(logits, self.vocab_size))
-            growing = [chain for chain in growing if not chain.ended]
-        self.num_failed += sum(chain.failed for chain in chains)
-        return [chain.draft(self.vocab_size) for chain in chains]
+            texts = [Text(growth.sequence.slot, growth.sequence.id, growth.text) for growth in growing]
+            logits = self.feeder.feed(texts, [growth.tree for growth in growing])
+            growing = [g for g, rows in zip(growing, logits, strict=True) if self._goes_on(g, rows)]
+        return [growth.draft() for growth in growths]
 
     def _within_context(self, sequence: Sequence, budget: int) -> int:
-        """The budget, less what does not fit: all tokens but the last drafted one need a row."""
-        room = max(0, self.capacity - len(sequence.tokens) + 1)
+        """The budget, less what does not fit: all tokens need a row, but for the last one of a chain."""
+        room = max(0, self.capacity - len(sequence.tokens) + (self.form is None))
         self.num_past_context += budget > 0 and room == 0
         return min(budget, room)
 
-    def _forget_disagreement(self, sequence: Sequence) -> None:
-        """Keep the rows that agree with the sequence, but leave one token to feed: its logits start the draft."""
-        slot, tokens = sequence.slot, sequence.tokens
-        agreed = _common_prefix(self._held[slot], tokens) if self._owners[slot] == sequence.id else 0
-        agreed = min(agreed, len(tokens) - 1)
-        self.cache.truncate(slot, agreed)
-        del self._held[slot][agreed:]
-        self._owners[slot] = sequence.id
-
-    def _feed(self, chains: list[_Chain]) -> list[torch.Tensor]:
-        """Feed all that the cache lacks of each chain's text; per chain the logits [V] after its last token."""
-        while late := [chain for chain in chains if self._num_unseen(chain) > LOGITS_WIDTH]:
-            self._forward(late, [min(self._num_unseen(chain) - 1, PREFILL_WIDTH) for chain in late], prefill=True)
-        counts = [self._num_unseen(chain) for chain in chains]
-        output = self._forward(chains, counts, prefill=False)
-        assert output.logits is not None
-        return [output.logits[row, count - 1] for row, count in enumerate(counts)]
-
-    def _num_unseen(self, chain: _Chain) -> int:
-        return len(chain.text) - len(self._held[chain.sequence.slot])
-
-    def _forward(self, chains: list[_Chain], counts: list[int], *, prefill: bool) -> Output:
-        """Run and keep the next `counts[i]` unseen tokens of each chain."""
-        slots = [chain.sequence.slot for chain in chains]
-        tokens = torch.zeros(len(chains), max(counts), dtype=torch.int64)
-        positions = torch.zeros_like(tokens)
-        for row, (chain, slot, count) in enumerate(zip(chains, slots, counts, strict=True)):
-            start = len(self._held[slot])
-            tokens[row, :count] = torch.tensor(chain.text[start : start + count])
-            positions[row, :count] = torch.arange(start, start + count)
-        # An id that only the target has is fed as the draft's last one: that can cost acceptance, never exactness.
-        tokens = tokens.clamp(max=self.model.vocab_size - 1)
-        block = Block(tokens, positions, tuple(slots), tuple(counts), prefill=prefill)
-        output = self.model.forward(block, self.cache)
-        for chain, slot, count in zip(chains, slots, counts, strict=True):
-            self.cache.commit(slot, range(count))
-            start = len(self._held[slot])
-            self._held[slot] += chain.text[start : start + count]
-            assert self.cache.lengths[slot] == len(self._held[slot])
-        return output
+    def _goes_on(self, growth: Growth, logits: torch.Tensor) -> bool:
+        """Let a draft grow by a level; False if it has ended."""
+        try:
+            return growth.grow(_fit(logits, self.vocab_size))
+        except OutriderError:  # the target meets a processor's error too, and ends this sequence alone
+            self.num_failed += 1
+            return False
 
 
 class _Chain:
-    """One draft in the making."""
+    """A `Growth` by one drawn token at a time."""
+
+    tree = Draft()
 
     def __init__(self, sequence: Sequence, budget: int) -> None:
         self.sequence = sequence
         self.budget = budget
         self.text = list(sequence.tokens)  # with the drafted tokens
-        self.ended = self.failed = False
         self._laws: list[Law] = []
 
     @property
-    def drafted(self) -> tuple[int, ...]:
+    def _drafted(self) -> tuple[int, ...]:
         return tuple(self.text[len(self.sequence.tokens) :])
 
-    def draw(self, logits: torch.Tensor) -> None:
-        """Add one token drawn from the law of these logits [V]."""
-        try:
-            law = laws(logits[None], self.sequence, [self.drafted])[0]
-        except OutriderError:  # the target meets a processor's error too, and ends this sequence alone
-            self.ended = self.failed = True
-            return
+    def grow(self, logits: torch.Tensor) -> bool:
+        law = laws(logits, self.sequence, [self._drafted])[0]
         token = self.sequence.draft_coins.categorical(law, len(self.text))
         self._laws.append(law)
         self.text.append(token)
-        self.ended = len(self._laws) == self.budget or token in self.sequence.stop_ids
+        return len(self._laws) < self.budget and token not in self.sequence.stop_ids
 
-    def draft(self, vocab_size: int) -> Draft:
-        rows = np.stack(self._laws) if self._laws else np.zeros((0, vocab_size), dtype=np.float32)
-        return Draft.chain(self.drafted, rows)
+    def draft(self) -> Draft:
+        return Draft.chain(self._drafted, np.stack(self._laws) if self._laws else ())
+
+
+def _new_growth(sequence: Sequence, budget: int, form: Form | None) -> Growth:
+    return _Chain(sequence, budget) if form is None else new_tree(sequence, budget, form)
 
 
 def _fit(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """[V of the draft] -> [vocab_size]: -inf on ids that the draft lacks, without the ids that only it has."""
-    return pad(logits, (0, vocab_size - logits.shape[0]), value=-torch.inf)
-
-
-def _common_prefix(first: list[int], second: list[int]) -> int:
-    """How many tokens agree from the start, by bisection: slices compare much faster than a loop."""
-    agreed, limit = 0, min(len(first), len(second))
-    while agreed < limit:
-        middle = (agreed + limit + 1) // 2
-        if first[agreed:middle] == second[agreed:middle]:
-            agreed = middle
-        else:
-            limit = middle - 1
-    return agreed
+    """[n, V of the draft] -> [n, vocab_size]: -inf on ids that the draft lacks, without the ids that only it has."""
+    return pad(logits, (0, vocab_size - logits.shape[1]), value=-torch.inf)
