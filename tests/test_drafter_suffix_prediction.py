@@ -145,11 +145,14 @@ def test_a_prediction_is_cut_at_a_stop_and_at_its_end():
     assert propose([1], [4, 5, 6, 7], [4, 5, 6, 7]).tokens == ()
 
 
-def test_a_tree_has_the_prediction_first_and_what_the_text_knows_beside_it():
-    prompt, prediction = [5, 6, 40, 41, 5, 6], (30, 31)
-    draft = propose(prompt, [], prediction, branches=2)
-    assert set(paths(draft.tokens, draft.parents)) >= {(30,), (30, 31), (40,), (40, 41)}
-    assert draft.tokens[0] == 30
+def test_a_tree_has_the_prediction_first_and_beside_it_what_about_as_much_of_the_text_says():
+    prediction = range(30, 50)
+    for known, beside in [(16, True), (2, True), (1, False)]:  # of TRUST tokens; below a tenth it is left out
+        prompt = [*range(5, 5 + known), 60, 61, *range(5, 5 + known)]
+        draft = propose(prompt, [], prediction, budget=40, branches=2, min_match=1)
+        children = [draft.tokens[node] for node, parent in enumerate(draft.parents) if parent == -1]
+        assert children == ([30, 60] if beside else [30])
+        assert tuple(prediction[:4]) in paths(draft.tokens, draft.parents)
 
 
 def test_without_a_prediction_nothing_is_indexed():

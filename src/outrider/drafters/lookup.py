@@ -106,8 +106,8 @@ class Limits:
 def branch_out(copy: Ordered[int], followers: Children, limits: Limits, sequence: Sequence) -> Draft:
     """The tree of the likeliest nodes: a copy and what else may follow at each of its places and at theirs.
 
-    Where the copy goes on it goes first, and counts as no less likely than the likeliest other: what followed last
-    is at least as good a guess as what followed most often.
+    Where the copy goes on it goes first. It is believed as far as nothing speaks for another token, and no less than
+    the likeliest other: what followed last is at least as good a guess as what followed most often.
 
     Args:
         copy: the main path, already `cut`; may be empty.
@@ -123,9 +123,10 @@ def branch_out(copy: Ordered[int], followers: Children, limits: Limits, sequence
             return []
         family = [(token, p) for token, p in followers(path) if token not in sequence.sampling.banned_ids]
         first = copy[len(path) : len(path) + 1] if copy[: len(path)] == path else ()
-        others = [(token, p) for token, p in family if token not in first and p * reach[path] >= limits.min_probability]
-        likeliest = family[0][1] if family else 1.0
-        ranked = [*((token, likeliest) for token in first), *others][: limits.branches]
+        others = [(token, p) for token, p in family if token not in first]
+        believed = max(1 - sum(p for _, p in others), family[0][1] if family else 0)
+        likely = [(token, p) for token, p in others if p * reach[path] >= limits.min_probability]
+        ranked = [*((token, believed) for token in first), *likely][: limits.branches]
         reach.update({(*path, token): reach[path] * p for token, p in ranked})
         return ranked
 

@@ -7,6 +7,7 @@ al. 2024) for trees by frequency. Beside the text it looks in a prediction and i
 from __future__ import annotations
 
 from math import isfinite
+from typing import NamedTuple
 
 from outrider.core import Draft, Proposal, Sequence
 from outrider.drafters.corpus import NOWHERE, Corpus
@@ -18,6 +19,13 @@ from outrider.errors import InvalidOption
 
 REFRESHED_LINKS = 8
 """Suffix links along which a token renews "most recent" and counts: bounded, since a loop makes chains of n links."""
+
+
+class Match(NamedTuple):
+    """A string of a text that something follows somewhere: its state in the automaton, and its length."""
+
+    state: int
+    length: int
 
 
 class SuffixAutomaton:
@@ -68,26 +76,25 @@ class SuffixAutomaton:
         return self._ends[self._links[self._last]] + 1
 
     @property
-    def match_state(self) -> int:
-        """State of that suffix, 0 for none: where `step` and `continuations` start."""
-        return self._links[self._last] if self._last else 0
+    def match(self) -> Match:
+        """That suffix, where `step` and `continuations` start."""
+        return Match(self._links[self._last] if self._last else 0, self.match_length)
 
-    def step(self, state: int, token: int) -> int:
-        """State after one more token: of the longest suffix of string + token that occurs; 0 if none does."""
+    def step(self, match: Match, token: int) -> Match:
+        """The longest suffix of a string and one more token that occurs with something after it; empty if none does."""
+        state, length = match.state, match.length
         while state > 0 and token not in self._edges[state]:
             state = self._links[state]
-        return self._edges[state].get(token, 0)
-
-    def continuations(self, state: int) -> list[tuple[int, float]]:
-        """What followed a state's strings, (token, share of all times), the most frequent first, then the most recent.
-
-        Where nothing did, at the end of the text, it is what followed the longest suffix that went on; () for none.
-        """
+            length = self._lengths[state]
+        state, length = self._edges[state].get(token, 0), length + 1
         while state > 0 and not self._edges[state]:
             state = self._links[state]
-        if state == 0:
-            return []
-        edges = self._edges[state]
+            length = self._lengths[state]
+        return Match(state, length if state else 0)
+
+    def continuations(self, match: Match) -> list[tuple[int, float]]:
+        """What followed it, (token, share of all times), the most frequent first, then the most recent; [] if empty."""
+        edges = self._edges[match.state] if match.length else {}
         total = sum(self._counts[target] for target in edges.values())
         ranked = sorted(edges.items(), key=lambda edge: (self._counts[edge[1]], self._ends[edge[1]]), reverse=True)
         return [(token, self._counts[target] / total) for token, target in ranked]
@@ -213,7 +220,9 @@ class SuffixDrafter:
             copy = cut(sequence.prediction[place : place + depth], sequence)
         else:
             copy = copied(automaton.match_end, depth, sequence)
-        return Draft.chain(copy) if self.branches == 1 else branch_out(copy, _followed(automaton), limits, sequence)
+        if self.branches == 1:
+            return Draft.chain(copy)
+        return branch_out(copy, _followed(automaton, own), limits, sequence)
 
     def _find_in_prediction(self, sequence: Sequence) -> tuple[int, int]:
         """Match length and the place in the prediction where it goes on; (0, 0) for none."""
@@ -228,13 +237,18 @@ class SuffixDrafter:
         return self.corpus.find(sequence.tokens)
 
 
-def _followed(automaton: SuffixAutomaton) -> Children:
-    """What followed the match and each drafted path after it, by how often."""
-    states: dict[tuple[int, ...], int] = {(): automaton.match_state}
+def _followed(automaton: SuffixAutomaton, match_length: int) -> Children:
+    """What followed the match in the text and each drafted path after it, by how often.
+
+    Where less of the text agrees than of what the copy is from, as behind a longer match in the prediction, the shares
+    are worth so much less: they are scaled by the ratio of the two lengths.
+    """
+    matches: dict[tuple[int, ...], Match] = {(): automaton.match}
 
     def children(path: tuple[int, ...]) -> list[tuple[int, float]]:
         if path:
-            states[path] = automaton.step(states[path[:-1]], path[-1])
-        return automaton.continuations(states[path])
+            matches[path] = automaton.step(matches[path[:-1]], path[-1])
+        weight = matches[path].length / (match_length + len(path))
+        return [(token, weight * share) for token, share in automaton.continuations(matches[path])]
 
     return children
