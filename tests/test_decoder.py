@@ -164,7 +164,7 @@ def test_tree_nodes_see_their_own_path_only_and_a_committed_path_is_a_chain(tmp_
         torch.tensor([[8 + depth for depth in depths(parents)]]),
         (0,),
         (6,),
-        ancestors=ancestors(parents)[None],
+        ancestors=ancestors(parents, len(parents) + 1)[None],
     )
     logits = model.forward(tree, cache).logits
     assert logits is not None

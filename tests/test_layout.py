@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "blocks": METHOD,
     "engine": METHOD | {"blocks", "guard", "rules"},
     "models": METHOD,
-    "drafters": METHOD,
+    "drafters": METHOD | {"models"},
 }
 """Parts of the package that are bound to import nothing else of it; all other parts may import anything."""
 

@@ -8,6 +8,7 @@ logits of a position are the same bits in any block and any batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn import functional as F
@@ -54,6 +55,29 @@ class _Span:
     rows: slice
     mask: torch.Tensor  # [n, L] additive, L a multiple of KEY_BLOCK
     one_by_one: bool  # whether each row attends as a problem of its own
+
+
+class Rows(Protocol):
+    """What the layers need of a cache: where each slot's rows are, and how many count."""
+
+    rows: list[list[torch.Tensor]]
+    lengths: list[int]
+    data: torch.Tensor
+
+
+@dataclass
+class Flow:
+    """A block on its way through the layers.
+
+    Args:
+        x: [T, H] the tokens of all sequences, one after the other; changed by every layer.
+        rotation: [T, 1, D / 2] complex, of their positions.
+        spans: whose they are and what they may attend to.
+    """
+
+    x: torch.Tensor
+    rotation: torch.Tensor
+    spans: list[_Span]
 
 
 class Decoder:
@@ -111,22 +135,33 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, block: Block, cache: KVCache) -> Output:
         """Run a block on top of its slots' committed rows; cache rows are written, lengths are not moved."""
-        spans = self._spans(block, cache)
+        flow = self.embed(block, cache)
+        features = self.run(flow, cache, range(len(self.weights.layers)))
+        hidden = _unflatten(torch.cat(features, dim=-1), block) if features else None
+        return Output(None if block.prefill else self.head(flow, block), hidden)
+
+    def embed(self, block: Block, cache: Rows) -> Flow:
+        """The block's tokens as vectors, flattened, with what every layer needs to know of them."""
         tokens = torch.cat([row[:n] for row, n in zip(block.tokens, block.widths, strict=True)]).to(self.device)
         positions = torch.cat([row[:n] for row, n in zip(block.positions, block.widths, strict=True)])
-        rotation = self._rotations[positions.to(self.device)]
         x = F.embedding(tokens, self.weights.embedding).float()
+        return Flow(x, self._rotations[positions.to(self.device)], self._spans(block, cache))
+
+    def run(self, flow: Flow, cache: Rows, layers: range) -> list[torch.Tensor]:
+        """Send the flow through some layers, in place; the outputs of those among `feature_layers`, [T, H] each."""
         features = []
-        for index, layer in enumerate(self.weights.layers):
-            x += self._attention(layer, x, rotation, spans, cache.rows[index])
-            x += self._mlp(layer, x)
+        for index in layers:
+            layer = self.weights.layers[index]
+            flow.x += self._attention(layer, flow.x, flow.rotation, flow.spans, cache.rows[index])
+            flow.x += self._mlp(layer, flow.x)
             if index in self.feature_layers:
-                features.append(x.clone())
-        hidden = _unflatten(torch.cat(features, dim=-1), block) if features else None
-        if block.prefill:
-            return Output(None, hidden)
-        logits = self.weights.head(_rms_norm(x, self.weights.norm, self.config.rms_norm_eps))
-        return Output(_unflatten(logits, block), hidden)
+                features.append(flow.x.clone())
+        return features
+
+    def head(self, flow: Flow, block: Block) -> torch.Tensor:
+        """[B, N, V] logits of what came out of the last layer, or of an earlier one."""
+        logits = self.weights.head(_rms_norm(flow.x, self.weights.norm, self.config.rms_norm_eps))
+        return _unflatten(logits, block)
 
     def _attention(
         self, layer: Layer, x: torch.Tensor, rotation: torch.Tensor, spans: list[_Span], rows: list[torch.Tensor]
@@ -157,7 +192,7 @@ class Decoder:
             F.silu(gate[group], inplace=True)
         return layer.down(gate.mul_(up))
 
-    def _spans(self, block: Block, cache: KVCache) -> list[_Span]:
+    def _spans(self, block: Block, cache: Rows) -> list[_Span]:
         spans, first = [], 0
         for index, (slot, width) in enumerate(zip(block.slots, block.widths, strict=True)):
             start = cache.lengths[slot]
