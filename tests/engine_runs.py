@@ -12,6 +12,7 @@ from scipy.stats import chi2
 
 from outrider.core import Coins, Draft, Drafter, Model, Proposal, Rule, Sequence
 from outrider.drafters import ModelDrafter, NgramDrafter, NoDrafter, SuffixDrafter
+from outrider.drafters.combined import CombinedDrafter
 from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.engine import Engine
@@ -106,6 +107,52 @@ class DrawsFromOneLaw:
         return Draft.chain(tokens, np.tile(self.law, (budget, 1)))
 
 
+class RandomTrees:
+    """Trees of random shape, empty ones and chains among them; the shape follows from the text alone.
+
+    Args:
+        law: what drawn tokens are drawn from, wherever they stand.
+        kind: "chosen", without saying from which law; drawn "with" or "without" replacement; "hybrid": one drawn, then
+            chosen ones.
+    """
+
+    name = "random-trees"
+
+    def __init__(self, law: np.ndarray, kind: str) -> None:
+        self.law, self.kind = law, kind
+        self.proposal: Proposal = {"chosen": "point_mass", "hybrid": "hybrid"}.get(kind, "sampled")  # type: ignore[assignment]
+
+    def propose(self, sequences: list[Sequence], budgets: list[int]) -> list[Draft]:
+        return [self._propose(s, max(budget, 0)) for s, budget in zip(sequences, budgets, strict=True)]
+
+    def _propose(self, sequence: Sequence, budget: int) -> Draft:
+        dice = np.random.default_rng([len(sequence.tokens), *sequence.tokens[-3:]])
+        tokens: list[int] = []
+        parents: list[int] = []
+        rows: list[np.ndarray | None] = []
+        for _ in range(int(dice.integers(0, 2 * budget + 1)) if budget else 0):
+            parent = int(dice.integers(-1, len(tokens)))  # decided before anything of this node is drawn
+            siblings = [tokens[i] for i, p in enumerate(parents) if p == parent]
+            row = self._row(siblings)
+            if len(tokens) == budget or row is None or (self.kind == "hybrid" and len(siblings) == len(self.law)):
+                break
+            drawn = self.kind in ("with", "without") or (self.kind == "hybrid" and not siblings)
+            tokens.append(sequence.draft_coins.categorical(row, len(sequence.tokens) + 100 * len(tokens)))
+            parents.append(parent)
+            rows.append(row if drawn else None)
+        return Draft(tuple(tokens), tuple(parents), *self._declared(rows))
+
+    def _row(self, siblings: list[int]) -> np.ndarray | None:
+        if self.kind == "with":
+            return self.law
+        rest = self.law.copy()
+        rest[siblings] = 0
+        return rest / rest.sum() if rest.any() else None
+
+    def _declared(self, rows: list[np.ndarray | None]) -> tuple[Proposal, tuple[np.ndarray | None, ...] | None]:
+        return self.proposal, None if self.kind == "chosen" else tuple(rows)
+
+
 def draft_model(target: TableModel, amount: float = 0.5, seed: int = 100) -> TableModel:
     """A model that resembles the target: 1 - `amount` of its law and the rest at random."""
     noise = random_laws(target.vocab_size, seed, sharpness=3)
@@ -120,13 +167,22 @@ def all_drafters(target: TableModel, slots: int, reference: Ordered[int]) -> dic
         "none": NoDrafter,
         "ngram": NgramDrafter,
         "suffix": lambda: SuffixDrafter(min_match=1, offset=1),
+        "suffix-tree": lambda: SuffixDrafter(min_match=1, offset=1, branches=3),
         "lookahead": lambda: LookaheadDrafter(window=2, ngram=3, candidates=2),
         "recycling": RecyclingDrafter,
         "model": lambda: ModelDrafter(draft_model(target), slots),
+        "suffix+model": lambda: CombinedDrafter(
+            [SuffixDrafter(min_match=1, offset=1), ModelDrafter(draft_model(target), slots)], [0.0, 0.1]
+        ),
         "scripted": lambda: ScriptedDrafter([reference], target.vocab_size),
         "repeats": RepeatsTheLastToken,
         "one-law": lambda: DrawsFromOneLaw(rising),
+        **{f"{kind}-trees": lambda kind=kind: RandomTrees(rising, kind) for kind in TREE_KINDS},
     }
+
+
+TREE_KINDS = ("chosen", "with", "without", "hybrid")
+TREE_DRAFTERS = ("suffix-tree", "lookahead", "recycling", *(f"{kind}-trees" for kind in TREE_KINDS))
 
 
 def lossless_rules(proposal: str) -> list[str]:
@@ -134,9 +190,13 @@ def lossless_rules(proposal: str) -> list[str]:
 
 
 DRAFTERS_AND_RULES = [
-    (name, rule)
-    for name in ("none", "ngram", "suffix", "lookahead", "recycling", "scripted", "repeats", "model", "one-law")
-    for rule in lossless_rules("sampled" if name in ("model", "one-law") else "point_mass")
+    *(
+        (name, rule)
+        for name in ("none", "ngram", "suffix", "lookahead", "recycling", "scripted", "repeats", "model", "one-law")
+        for rule in lossless_rules("sampled" if name in ("model", "one-law") else "point_mass")
+    ),
+    *(("suffix+model", rule) for rule in ("auto", "coupled")),
+    *((f"{kind}-trees", rule) for kind in TREE_KINDS for rule in ("recursive", "traversal", "coupled", "auto")),
 ]
 """Every drafter of `all_drafters` with every lossless rule that fits it."""
 

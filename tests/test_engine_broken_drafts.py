@@ -11,7 +11,7 @@ import torch
 from engine_runs import DrawsFromOneLaw, decode, finish, new_tokens, toy_engine
 from outrider.core import Draft
 from outrider.drafters import NgramDrafter, NoDrafter
-from outrider.errors import InvalidOption
+from outrider.errors import DrafterWarning, InvalidOption
 from outrider.options import Sampling
 from outrider.rules import RULES
 from toy import BrokenDrafter, ScriptedDrafter, TableModel, random_laws
@@ -20,6 +20,8 @@ V = 6
 LAW = random_laws(V, seed=9, sharpness=2)
 TARGET = TableModel(V, order=3, law=LAW)
 WARM = Sampling(temperature=1.0)
+
+pytestmark = pytest.mark.filterwarnings("ignore::outrider.errors.DrafterWarning")
 
 
 @pytest.mark.parametrize("fault", BrokenDrafter.faults)
@@ -36,7 +38,7 @@ def test_a_broken_sampled_draft_is_counted_and_changes_no_token(fault, rule):
 
 
 def check_broken(make, rule):
-    """Broken in every round but the last, where there is no room for a draft; the text is that without drafts."""
+    """Broken in three rounds, then the drafter is asked no more; the text is that without drafts."""
     for sampling in (Sampling(), WARM):
         options = {"sampling": sampling, "seed": 4, "max_new_tokens": 8}
         expected = decode(toy_engine(TARGET, NoDrafter(), rule if rule == "coupled" else "auto"), [1, 2], **options)
@@ -46,7 +48,7 @@ def check_broken(make, rule):
             rounds = finish(engine)
             for sequence in sequences:
                 assert new_tokens(sequence) == expected
-                assert all(r.broken for r in rounds[sequence][:-1])
+                assert [r.broken is not None for r in rounds[sequence]] == [True] * 3 + [False] * 5
                 assert sum(r.num_drafted for r in rounds[sequence]) == 0
 
 
@@ -60,7 +62,10 @@ ODD_DRAFTS = {
     "tensors": Draft.chain(torch.tensor([1, 2])),  # type: ignore[arg-type]
     "an unknown proposal": replace(Draft.chain([1, 2]), proposal="guess"),  # type: ignore[arg-type]
     "an unhashable proposal": replace(Draft.chain([1, 2]), proposal=["sampled"]),  # type: ignore[arg-type]
-    "a tree": Draft((1, 2), (-1, -1)),
+    "a circle": Draft((1, 2), (1, 0)),
+    "a parent after its child": Draft((1, 2), (1, -1)),
+    "equal siblings": Draft((1, 1), (-1, -1)),
+    "a law beside a point mass": Draft((1, 2), (-1, 0), "point_mass", (None, np.full(V, 1 / V))),
     "parents of strings": Draft((1, 2), ("a", "b")),  # type: ignore[arg-type]
 }
 ODD_SAMPLED_DRAFTS = {
@@ -108,7 +113,7 @@ def check_odd(draft, proposal, rule):
         sequence = engine.add([1, 2], **options)
         (rounds,) = finish(engine).values()
         assert new_tokens(sequence) == decode(toy_engine(TARGET), [1, 2], **options)
-        assert [r.broken is not None for r in rounds] == [True] * 4 + [False] * 2
+        assert [r.broken is not None for r in rounds] == [True] * 3 + [False] * 3
 
 
 def test_a_point_mass_draft_is_refused_by_a_ratio_rule():
@@ -160,7 +165,7 @@ def test_a_bad_draft_costs_the_others_nothing():
     assert new_tokens(sound) == good
     assert new_tokens(bad) == TARGET.greedy([5], 9)
     assert not any(r.broken for r in rounds[sound])
-    assert all(r.broken for r in rounds[bad][:-1])
+    assert [r.broken is not None for r in rounds[bad]] == [True] * 3 + [False] * 6
 
 
 class Meddles(ScriptedDrafter):
@@ -198,4 +203,67 @@ def test_a_drafter_that_writes_into_a_sequence_is_counted_and_changes_no_token()
     sequences = [engine.add([1, 2], max_new_tokens=6), engine.add([3], max_new_tokens=6)]
     rounds = finish(engine)
     assert [new_tokens(s) for s in sequences] == [TARGET.greedy([1, 2], 6), TARGET.greedy([3], 6)]
-    assert all("it changed a sequence" in r.broken for each in rounds.values() for r in each)
+    for each in rounds.values():
+        assert all("it changed a sequence" in r.broken for r in each[:3])
+        assert all(r.broken is None for r in each[3:])
+
+
+class RaisesFor:
+    """Fails whenever a sequence that begins with `first` is asked about, in its first `times` rounds."""
+
+    name, proposal = "raises-for", "point_mass"
+
+    def __init__(self, first, times=100):
+        self.first, self.times = first, times
+
+    def propose(self, sequences, budgets):
+        if any(s.tokens[0] == self.first and s.num_new_tokens < self.times for s in sequences):
+            raise RuntimeError("no idea")
+        return [Draft.chain(TARGET.greedy(s.tokens, k)) for s, k in zip(sequences, budgets, strict=True)]
+
+
+def test_a_sequence_that_makes_the_drafter_fail_costs_the_others_no_draft():
+    engine = toy_engine(TARGET, RaisesFor(5), k=2, slots=3)
+    bad, one, two = (engine.add(prompt, max_new_tokens=9) for prompt in ([5], [1, 2], [3]))
+    rounds = finish(engine)
+    assert [r.num_accepted for r in rounds[one]] == [r.num_accepted for r in rounds[two]] == [2, 2, 2]
+    assert ["no idea" in (r.broken or "") for r in rounds[bad]] == [True] * 3 + [False] * 6
+    assert new_tokens(bad) == TARGET.greedy([5], 9)
+
+
+@pytest.mark.filterwarnings("error")
+def test_after_three_failures_in_a_row_a_warning_says_that_the_sequence_goes_on_without():
+    engine = toy_engine(TARGET, RaisesFor(5), k=2)
+    engine.add([5], max_new_tokens=9)
+    with pytest.warns(
+        DrafterWarning, match=r"'raises-for' failed 3 times in a row.*without.*RuntimeError: no idea"
+    ) as seen:
+        finish(engine)
+    assert len(seen) == 1
+    with pytest.warns(DrafterWarning):  # the next request gets its own three tries
+        engine.add([5], max_new_tokens=9)
+        finish(engine)
+
+
+@pytest.mark.filterwarnings("error")
+def test_two_failures_in_a_row_are_forgiven():
+    engine = toy_engine(TARGET, RaisesFor(5, times=2), k=2)
+    sequence = engine.add([5], max_new_tokens=9)
+    (rounds,) = finish(engine).values()
+    assert [r.num_accepted for r in rounds] == [0, 0, 2, 2, 0]
+    assert new_tokens(sequence) == TARGET.greedy([5], 9)
+
+
+class FailsToLearn(ScriptedDrafter):
+    def observe(self, verified):
+        raise ValueError("cannot learn")
+
+
+def test_a_drafter_that_fails_to_learn_is_counted_and_changes_no_token():
+    reference = TARGET.greedy([1, 2], 9)
+    engine = toy_engine(TARGET, FailsToLearn([[1, 2, *reference]], V), k=1)
+    sequence = engine.add([1, 2], max_new_tokens=9)
+    (rounds,) = finish(engine).values()
+    assert new_tokens(sequence) == reference
+    assert all("cannot learn" in r.broken for r in rounds[1:4])
+    assert all(r.num_drafted == 0 for r in rounds[4:])

@@ -28,7 +28,12 @@ LAW = random_laws(V, seed=5, sharpness=2)
 TARGET = TableModel(V, order=None, law=LAW)
 MAX_SLOTS, NUM_ROUNDS = 3, 15
 SAMPLINGS = [Sampling(), Sampling(temperature=1.0), Sampling(temperature=0.8, top_k=3, repetition_penalty=1.2)]
-RULES_OF = {"point_mass": ["point-mass", "coupled"], "sampled": ["token", "block", "point-mass", "coupled"]}
+TREES = ("lookahead", "recycling", "random-trees")
+RULES_OF = {
+    "point_mass": ["point-mass", "coupled"],
+    "sampled": ["token", "block", "point-mass", "coupled"],
+    "hybrid": ["auto", "recursive", "point-mass", "coupled"],
+}
 
 
 class Audited:
@@ -52,7 +57,10 @@ class Audited:
 def audit(seed, drafter, target=TARGET):
     """One random run: joins, leaves, cancels, slots used again; the list of everything that is not as it should be."""
     rng = random.Random(seed)
-    slots, rule = rng.randint(1, MAX_SLOTS), rng.choice(RULES_OF[drafter.proposal])
+    slots, rule = (
+        rng.randint(1, MAX_SLOTS),
+        rng.choice(RULES_OF["hybrid" if drafter.name in TREES else drafter.proposal]),
+    )
     engine = toy_engine(target, drafter, rule, rng.choice([1, 2, 3, 5, None]), slots=slots, context_length=24)
     live, findings, seed_of = [], drafter.findings, {}
     try:

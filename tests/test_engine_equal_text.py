@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine_runs import DRAFTERS_AND_RULES, all_drafters, decode, finish, new_tokens, plain, toy_engine
+from engine_runs import DRAFTERS_AND_RULES, TREE_DRAFTERS, all_drafters, decode, finish, new_tokens, plain, toy_engine
 from outrider.core import Draft
 from outrider.options import Sampling
 from outrider.rules import RULES, KeyedCoins
@@ -34,7 +34,8 @@ def decode_all(drafter, rule, k, slots, sampling, seed=7):
 
 
 def fits(drafter, rule):
-    return all_drafters(TARGET, 1, [])[drafter]().proposal in RULES[rule].proposals
+    shape_fits = RULES[rule].trees or drafter not in TREE_DRAFTERS
+    return shape_fits and all_drafters(TARGET, 1, [])[drafter]().proposal in RULES[rule].proposals
 
 
 @pytest.mark.parametrize(("drafter", "rule"), [run for run in RUNS if fits(*run)])

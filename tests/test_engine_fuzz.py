@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from toy import BrokenDrafter, TableModel, random_laws
 
 V, CONTEXT, SLOTS = 5, 14, 2
 TARGET = TableModel(V, order=3, law=random_laws(V, seed=13, sharpness=2), context_length=CONTEXT)
+pytestmark = pytest.mark.filterwarnings("ignore::outrider.errors.DrafterWarning")
 calm = settings(deadline=None, derandomize=True, database=None)
 
 # ---------------------------------------------------------------- what a user may come up with

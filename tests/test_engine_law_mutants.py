@@ -134,7 +134,8 @@ def test_the_next_token_drawn_from_the_targets_law_after_a_refusal(rule, monkeyp
 def test_a_target_row_off_by_one(rule):
     class OffByOne(Engine):
         def _forward(self, ready, drafts):
-            return [torch.cat([rows[:1], rows[:-1]]) for rows in super()._forward(ready, drafts)]
+            outputs = super()._forward(ready, drafts)
+            return [replace(o, logits=torch.cat([o.logits[:1], o.logits[:-1]])) for o in outputs]
 
     def engine_of(target, drafter, rule, k, **options):
         made = toy_engine(target, drafter, rule, k, **options)

@@ -203,7 +203,7 @@ def test_an_interrupt_inside_a_forward_leaves_the_engine_ready(method, fails_at)
 
 def echo_engine(slots):
     """The target repeats the second token of its prompt for ever: each request has its own text."""
-    target = TableModel(V, order=None, law=rule_law(V, lambda context: context[1]))
+    target = TableModel(V, order=None, law=rule_law(V, lambda context: context[1] if len(context) > 1 else 0))
     return TextEngine(toy_engine(target, ModelDrafter(draft_model(target, 0.2), slots), k=3, slots=slots), TOKENIZER)
 
 

@@ -37,7 +37,8 @@ class Guard:
     def __init__(self, drafter: Drafter, rule: Rule, target: Model) -> None:
         self._drafter, self._rule, self._vocab_size = drafter, rule, target.vocab_size
         self._chains_only = why_chains_only(rule, target)
-        self._failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+        self._failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # in a row
+        self._unlearned: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()  # why, since the last round
 
     def proposals(self, sequences: list[Sequence], budgets: list[int]) -> tuple[list[Draft], list[str | None]]:
         """One draft per sequence, empty where there is none to verify, and why the drafter's own was thrown away.
@@ -46,15 +47,18 @@ class Guard:
             sequences: that are ready for a round.
             budgets: most nodes of each draft.
         """
-        asked = [i for i, s in enumerate(sequences) if self._failures.get(s, 0) < PATIENCE]
-        answers = self._ask([sequences[i] for i in asked], [budgets[i] for i in asked]) if asked else []
         drafts: list[Draft] = [Draft()] * len(sequences)
-        faults: list[str | None] = [None] * len(sequences)
+        faults = [self._unlearned.pop(sequence, None) for sequence in sequences]
+        asked = [i for i, s in enumerate(sequences) if faults[i] is None and self._failures.get(s, 0) < PATIENCE]
+        answers = self._ask([sequences[i] for i in asked], [budgets[i] for i in asked]) if asked else []
         for i, answer in zip(asked, answers, strict=True):
             faults[i] = answer if isinstance(answer, str) else self._fault_of_anything(answer, budgets[i])
             if faults[i] is None:
                 drafts[i] = _until_stop(answer, sequences[i])
-            self._count(sequences[i], faults[i])
+                self._failures[sequences[i]] = 0
+        for sequence, fault in zip(sequences, faults, strict=True):
+            if fault is not None:
+                self._count(sequence, fault)
         return drafts, faults
 
     def observe(self, verified: Iterable[Verified]) -> None:
@@ -65,9 +69,9 @@ class Guard:
         seen = [v for v in verified if self._failures.get(v.sequence, 0) < PATIENCE]
         try:
             learn(seen)
-        except Exception as error:  # a drafter's failure is never the sequence's
+        except Exception as error:  # a drafter's failure is never the sequence's: it costs the next draft
             for v in seen:
-                self._count(v.sequence, f"observe failed with {type(error).__name__}: {error}")
+                self._unlearned[v.sequence] = f"observe failed with {type(error).__name__}: {error}"
 
     def _ask(self, sequences: list[Sequence], budgets: list[int]) -> list[Any]:
         """What the drafter says to each; a string is its failure. A batch that fails is asked again one by one."""
@@ -84,8 +88,8 @@ class Guard:
                 return [f"{type(error).__name__}: {error}"]
         return [self._ask([s], [k])[0] for s, k in zip(sequences, budgets, strict=True)]
 
-    def _count(self, sequence: Sequence, fault: str | None) -> None:
-        self._failures[sequence] = 0 if fault is None else self._failures.get(sequence, 0) + 1
+    def _count(self, sequence: Sequence, fault: str) -> None:
+        self._failures[sequence] = self._failures.get(sequence, 0) + 1
         if self._failures[sequence] == PATIENCE:
             name, times = self._drafter.name, f"failed {PATIENCE} times in a row"
             warn(f"Drafter {name!r} {times}; this sequence goes on without. The last: {fault}", DrafterWarning, 2)
