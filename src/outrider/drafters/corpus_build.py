@@ -229,7 +229,8 @@ def _sorted_places(symbols: Array, packing: Packing) -> Array:
         if width == packing.depth:
             break
         ranks = _ranks(keys, order)
-        keys = ranks.astype(np.uint64) << np.uint64(32)
+        keys[:] = ranks
+        keys <<= np.uint64(32)
         keys[width:] |= ranks[:-width]
         width *= 2
     return order[symbols[order] > 0].astype(np.uint32)
@@ -238,7 +239,8 @@ def _sorted_places(symbols: Array, packing: Packing) -> Array:
 def _ranks(keys: Array, order: Array) -> Array:
     """[N] uint32 each key's rank among the different keys, from 1 on."""
     rises = np.ones(len(keys), bool)
-    rises[1:] = keys[order[1:]] != keys[order[:-1]]
+    in_order = keys[order]
+    rises[1:] = in_order[1:] != in_order[:-1]
     ranks = np.empty(len(keys), np.uint32)
     ranks[order] = np.cumsum(rises, dtype=np.uint32)
     return ranks
