@@ -254,7 +254,7 @@ def test_proposals_laws_and_cache_equal_a_fresh_drafters_whatever_was_accepted(s
     assert count_stale_proposals(ModelDrafter(model, 3, vocab_size=target_size)) == 0
 
 
-class TrimsOneTooFew(Feeder):
+class KeepsARow(Feeder):
     """Planted bug, known fault 9: one rejected row stays."""
 
     def _forget_disagreement(self, text):
@@ -266,7 +266,7 @@ class TrimsOneTooFew(Feeder):
             self._held[text.slot][:] = before[:kept]
 
 
-class TrustsIds(Feeder):
+class BelievesWhatItHolds(Feeder):
     """Planted bug, known fault 43: what is held is taken for a prefix of the text."""
 
     def _forget_disagreement(self, text):
@@ -287,19 +287,21 @@ class MissesItsLastToken(ModelDrafter):
         return drafts
 
 
-def with_feeder(kind):
-    drafter = ModelDrafter(WHOLE_TEXT, 3)
-    drafter.feeder.__class__ = kind
-    return drafter
+class TrimsOneTooFew(ModelDrafter):
+    def __init__(self, model, slots):
+        super().__init__(model, slots)
+        self.feeder.__class__ = KeepsARow
 
 
-@pytest.mark.parametrize("planted_bug", [TrimsOneTooFew, TrustsIds])
-def test_the_fresh_drafter_comparison_catches_planted_bugs_of_feeding(planted_bug):
-    assert count_stale_proposals(with_feeder(planted_bug)) > 0
+class TrustsIds(ModelDrafter):
+    def __init__(self, model, slots):
+        super().__init__(model, slots)
+        self.feeder.__class__ = BelievesWhatItHolds
 
 
-def test_the_fresh_drafter_comparison_catches_a_token_that_was_not_fed():
-    assert count_stale_proposals(MissesItsLastToken(WHOLE_TEXT, 3)) > 0
+@pytest.mark.parametrize("planted_bug", [TrimsOneTooFew, TrustsIds, MissesItsLastToken])
+def test_the_fresh_drafter_comparison_catches_planted_bugs(planted_bug):
+    assert count_stale_proposals(planted_bug(WHOLE_TEXT, 3)) > 0
 
 
 def test_the_law_alone_catches_a_missing_entry_after_full_acceptance():
