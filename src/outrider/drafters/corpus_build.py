@@ -215,32 +215,32 @@ def _packed(symbols: Array, packing: Packing) -> Array:
     """[N] uint64 the symbols before each place."""
     keys = np.zeros(len(symbols), np.uint64)
     for back in range(1, min(packing.span, len(symbols) - 1) + 1):
-        shift = np.uint64(packing.bits * (packing.span - back))
-        keys[back:] |= symbols[:-back].astype(np.uint64) << shift
+        before = symbols[:-back].astype(np.uint64)
+        before <<= np.uint64(packing.bits * (packing.span - back))
+        keys[back:] |= before
     return keys
 
 
 def _sorted_places(symbols: Array, packing: Packing) -> Array:
     """[M] places sorted by the symbols before them, by doubling the width (Manber and Myers 1990, backwards)."""
     keys, width = _packed(symbols, packing), packing.span
-    while True:
-        # The stable sort leaves equal contexts in the order of their places.
-        order = np.argsort(keys, kind="stable")
-        if width == packing.depth:
-            break
-        ranks = _ranks(keys, order)
-        keys[:] = ranks
+    while width < packing.depth:
+        _rank(keys)
+        # In place: these arrays are most of the memory that building takes.
+        ranks = keys.astype(np.uint32)
         keys <<= np.uint64(32)
         keys[width:] |= ranks[:-width]
         width *= 2
+        del ranks
+    # The stable sort leaves equal contexts in the order of their places.
+    order = np.argsort(keys, kind="stable")
     return order[symbols[order] > 0].astype(np.uint32)
 
 
-def _ranks(keys: Array, order: Array) -> Array:
-    """[N] uint32 each key's rank among the different keys, from 1 on."""
+def _rank(keys: Array) -> None:
+    """[N] uint64 Put each key's rank among the different keys, from 1 on, in its place."""
+    order = np.argsort(keys)
+    keys.sort()
     rises = np.ones(len(keys), bool)
-    in_order = keys[order]
-    rises[1:] = in_order[1:] != in_order[:-1]
-    ranks = np.empty(len(keys), np.uint32)
-    ranks[order] = np.cumsum(rises, dtype=np.uint32)
-    return ranks
+    np.not_equal(keys[1:], keys[:-1], out=rises[1:])
+    keys[order] = np.cumsum(rises, dtype=np.uint32)
