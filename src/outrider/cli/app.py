@@ -6,6 +6,7 @@ import inspect
 import io
 import secrets
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -16,7 +17,8 @@ import typer
 import outrider.cli.options as o
 from outrider.cli.report import as_json, ending, problems, tables, verdict
 from outrider.cli.screen import Screen, open_screen
-from outrider.errors import InvalidOption, OutriderError
+from outrider.errors import DrafterWarning, InvalidOption, OutriderError
+from outrider.text import visible
 
 if TYPE_CHECKING:
     from outrider.cli.runs import Comparison
@@ -30,10 +32,17 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 def main() -> None:
     """The console script."""
+    warnings.showwarning = _show_warning
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 is no reason to fail
     app(prog_name="outrider")
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Of a Python warning the message alone, and only if it is ours: a user has no use for the line of code."""
+    if isinstance(message, DrafterWarning):
+        typer.echo(f"Warning: {visible(str(message))}", err=True)
 
 
 def _version(wanted: bool) -> None:
@@ -59,6 +68,7 @@ def generate(
     raw: o.Raw = False,
     target: o.Target = None,
     drafter: o.Drafter = None,
+    corpus: o.Corpus = None,
     num_draft_tokens: o.NumDraftTokens = None,
     rule: o.Rule = None,
     allow_lossy: o.AllowLossy = False,
@@ -77,6 +87,7 @@ def generate(
     frequency_penalty: o.FrequencyPenalty = None,
     seed: o.Seed = None,
     stop: o.Stop = None,
+    prediction: o.Prediction = None,
     compare: o.Compare = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -105,6 +116,7 @@ def chat(
     system: o.System = None,
     target: o.Target = None,
     drafter: o.Drafter = None,
+    corpus: o.Corpus = None,
     num_draft_tokens: o.NumDraftTokens = None,
     rule: o.Rule = None,
     allow_lossy: o.AllowLossy = False,
@@ -130,7 +142,7 @@ def chat(
     /reset forgets the conversation, /stats shows the counts so far, /exit or Ctrl-D ends.
     Ctrl-C stops an answer; what there is of it stays in the conversation.
     """
-    given = dict(locals())  # every option by its name
+    given = {**locals(), "prediction": None}  # every option by its name
     screen = open_screen(quiet=quiet)
     with _leaving_cleanly(screen):
         model, request = _requested(given)
@@ -141,6 +153,16 @@ def chat(
         from outrider.cli.chat import Chat
 
         Chat(engine, screen, request, o.system_message(system)).run()
+
+
+@app.command()
+def drafters() -> None:
+    """List what can propose tokens: what each needs, what it costs, when it helps, and its options."""
+    from rich.console import Console
+
+    from outrider.cli.listing import drafters_table
+
+    Console().print(drafters_table())
 
 
 # ---------------------------------------------------------------- steps of the commands
@@ -156,6 +178,8 @@ def _check_output(given: dict[str, Any]) -> None:
 def _requested(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arguments for `outrider.load` and for `TextEngine.add`; what was not given is left to them, but for the seed."""
     model, request = o.values(o.MODEL_OPTIONS, given), o.values(o.TEXT_OPTIONS, given)
+    if "prediction" in request:
+        request["prediction"] = o.read_text("prediction", request["prediction"])
     request.setdefault("seed", secrets.randbits(63))  # drawn here: a plain and a speculative run need the same one
     return model, request
 

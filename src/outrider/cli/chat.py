@@ -69,6 +69,7 @@ class Chat:
         stats = collect(
             self.rounds,
             drafter=engine.drafter.name,
+            note=getattr(engine.drafter, "note", ""),
             rule=engine.rule.name,
             lossless=engine.rule.lossless,
             precision=engine.target.precision,

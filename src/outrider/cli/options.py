@@ -9,11 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from outrider.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from outrider.drafters.catalogue import Choice
 
 EXAMPLE = 'outrider generate "Name three fruits."'
 
@@ -46,17 +49,25 @@ Target = Annotated[
 Drafter = Annotated[
     str | None,
     _option(
-        MODEL, "What proposes tokens: none, ngram, suffix, model:ID (ID as for --target), auto.", "auto", metavar="NAME"
+        MODEL,
+        "What proposes tokens: none, ngram, suffix, lookahead, recycling, early-exit:LAYERS, quantised, model:ID "
+        "(ID as for --target), several joined by +, auto. `outrider drafters` tells more.",
+        "auto",
+        metavar="NAME",
     ),
 ]
 NumDraftTokens = Annotated[
     str | None, _option(MODEL, "Most tokens to draft per round: 0 to 64, auto.", "auto", metavar="N")
 ]
+Corpus = Annotated[
+    list[str] | None,
+    _option(MODEL, "A text file for the suffix drafter to look things up in; repeatable.", metavar="FILE"),
+]
 Rule = Annotated[
     str | None,
     _option(
         MODEL,
-        "How drafts are verified: token, block, point-mass, coupled, typical (lossy), auto.",
+        "How drafts are verified: token, block, recursive, traversal, point-mass, coupled, typical (lossy), auto.",
         "auto",
         metavar="NAME",
     ),
@@ -109,6 +120,11 @@ Seed = Annotated[
 ]
 Stop = Annotated[list[str] | None, _option(TEXT, "End just before this text; repeatable.", metavar="TEXT")]
 
+Prediction = Annotated[
+    str | None,
+    _option(TEXT, "A text file that the output will mostly repeat; the suffix drafter looks it up.", metavar="FILE"),
+]
+
 OUTPUT = "Output"
 Compare = Annotated[
     bool,
@@ -124,6 +140,7 @@ QuietChat = Annotated[bool, _flag("--quiet", OUTPUT, "Print the answers alone.")
 MODEL_OPTIONS = (
     "target",
     "drafter",
+    "corpus",
     "num_draft_tokens",
     "rule",
     "allow_lossy",
@@ -146,6 +163,7 @@ TEXT_OPTIONS = (
     "frequency_penalty",
     "seed",
     "stop",
+    "prediction",
 )
 """Options that are arguments of `TextEngine.add`."""
 
@@ -217,19 +235,26 @@ def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
     if prompt is not None:
         return _checked("prompt", prompt)
     if prompt_file is not None and prompt_file != "-":
-        return _decoded("prompt_file", prompt_file, _file(prompt_file))
+        return read_text("prompt_file", prompt_file)
     terminal = sys.stdin is None or (prompt_file is None and sys.stdin.isatty())
     if terminal:
         raise InvalidOption("prompt", "missing", "an argument, --prompt-file or piped input", f"Try: {EXAMPLE}")
     return _decoded("prompt", "standard input", sys.stdin.buffer.read())
 
 
-def _file(name: str) -> bytes:
+def read_text(option: str, name: str) -> str:
+    """The text of a UTF-8 file that an option names.
+
+    Raises:
+        InvalidOption: it cannot be read as text.
+    """
     try:
-        return Path(name).read_bytes()
+        data = Path(name).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
-        raise InvalidOption("prompt_file", name, "a text file, or - for standard input", f"{reason}.") from error
+        allowed = "a text file, or - for standard input" if option == "prompt_file" else "a text file"
+        raise InvalidOption(option, name, allowed, f"{reason}.") from error
+    return _decoded(option, name, data)
 
 
 def _decoded(name: str, source: str, data: bytes) -> str:
@@ -272,7 +297,7 @@ def check(model: Mapping[str, Any], request: Mapping[str, Any], system: str | No
         InvalidOption: naming the option, its value and what is allowed.
         CheckpointError: there is no such target or draft model.
     """
-    from outrider.loading import check_options
+    from outrider.loading import check_options, check_sources, parse_drafter
     from outrider.models.locate import locate
 
     for text in request.get("stop", ()):
@@ -280,15 +305,18 @@ def check(model: Mapping[str, Any], request: Mapping[str, Any], system: str | No
     if system is not None:
         _checked("system", system)
     check_request(request, vocab_size=2**31)  # the vocabulary's real size is known after loading
+    drafter, rule = model.get("drafter", "auto"), model.get("rule", "auto")
     check_options(
+        drafter=drafter,
         num_draft_tokens=model.get("num_draft_tokens", "auto"),
-        rule=model.get("rule", "auto"),
+        rule=rule,
         precision=model.get("precision", "auto"),
         invariant=model.get("invariant", False),
     )
-    drafter = model.get("drafter", "auto")
-    _check_drafter(drafter, model)
-    for name in (model.get("target"), drafter.partition(":")[2]):
+    choices = parse_drafter(drafter)
+    check_sources(choices, corpus=model.get("corpus", ()), prediction="prediction" in request)
+    _check_drafter(choices, rule, model)
+    for name in (model.get("target"), *(choice.argument for choice in choices if choice.entry.name == "model")):
         if name:
             locate(name)
 
@@ -305,18 +333,18 @@ def check_request(request: Mapping[str, Any], vocab_size: int) -> None:
     validate(Sampling(**{name: value for name, value in request.items() if name in fields}), vocab_size)
 
 
-def _check_drafter(drafter: str, model: Mapping[str, Any]) -> None:
-    from outrider.drafters import build
-    from outrider.loading import DEFAULT_DRAFTER
+def _check_drafter(choices: tuple[Choice, ...], rule: str, model: Mapping[str, Any]) -> None:
+    from outrider.drafters import make_free
     from outrider.rules import RULES, choose_rule
 
-    name, _, argument = drafter.partition(":")
-    is_model = name == "model" and argument != ""
-    proposal = "sampled" if is_model else build(DEFAULT_DRAFTER if drafter == "auto" else drafter).proposal
-    k, rule = model.get("num_draft_tokens", "auto"), model.get("rule", "auto")
-    if drafter == "none" and k not in ("auto", 0):
+    for choice in choices:
+        if choice.entry.is_free:
+            make_free(choice, choice.options)  # it checks its options
+    is_none, k = choices[0].entry.name == "none", model.get("num_draft_tokens", "auto")
+    if is_none and k not in ("auto", 0):
         raise InvalidOption("num_draft_tokens", k, "0 or auto with --drafter none", "Choose a drafter or leave it out.")
     if rule != "auto" and not RULES[rule].lossless and not model.get("allow_lossy"):
         raise InvalidOption("rule", rule, "a lossless rule", "Add --allow-lossy to accept another output law.")
-    if drafter != "none":
-        choose_rule(rule, proposal, allow_lossy=True)
+    if not is_none:
+        kinds = {choice.proposal for choice in choices}
+        choose_rule(rule, kinds.pop() if len(kinds) == 1 else "hybrid", allow_lossy=True)

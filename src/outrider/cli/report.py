@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from outrider.stats import Stats
 
 DEFINITIONS = """Acceptance length: tokens per round, the next token of the target included.
-Accepted up to here: share of the drafts that reach the position. If all before were: share of those among them."""
+Accepted up to here: share of the drafts that reach the position. If all before were: share of those among them.
+A drafted tree counts with all its nodes, and reaches as far as its longest path."""
 POSITIONS_PER_TABLE = 10
 NOTHING = "-"
 
@@ -46,7 +47,7 @@ def as_json(result: Result, comparison: Comparison | None) -> str:
 
 
 def _speculative(stats: Stats) -> dict[str, Any]:
-    names = ("drafter", "rule", "lossless", "num_rounds", "num_draft_tokens", "num_accepted_tokens")
+    names = ("drafter", "note", "rule", "lossless", "num_rounds", "num_draft_tokens", "num_accepted_tokens")
     return {
         **{name: getattr(stats, name) for name in names},
         "mean_acceptance_length": stats.mean_acceptance_length,
@@ -58,7 +59,7 @@ def _speculative(stats: Stats) -> dict[str, Any]:
 
 
 ROWS: tuple[tuple[str, Callable[[Stats], str]], ...] = (
-    ("drafter", lambda s: s.drafter),
+    ("drafter", lambda s: f"{s.drafter}: {s.note}" if s.note else s.drafter),
     ("rule", lambda s: f"{s.rule}, {'lossless' if s.lossless else 'LOSSY'}"),
     ("precision", lambda s: s.precision),
     ("tokens", lambda s: str(s.num_new_tokens)),

@@ -2,42 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import get_args
+from typing import Any, get_args
 
-from outrider.core import Draft, Drafter, Proposal, Sequence
+from outrider.core import Drafter, Proposal
+from outrider.drafters.catalogue import CATALOGUE, Choice, parse
+from outrider.drafters.combined import CombinedDrafter
+from outrider.drafters.corpus import Corpus
+from outrider.drafters.early_exit import EarlyExitDrafter
+from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import InvalidOption
 
-__all__ = ["DRAFTERS", "ModelDrafter", "NgramDrafter", "NoDrafter", "SuffixDrafter", "build", "check_drafter"]
+__all__ = [
+    "CATALOGUE",
+    "CombinedDrafter",
+    "EarlyExitDrafter",
+    "LookaheadDrafter",
+    "ModelDrafter",
+    "NgramDrafter",
+    "NoDrafter",
+    "RecyclingDrafter",
+    "SuffixDrafter",
+    "build",
+    "check_drafter",
+    "make_free",
+]
 
 
-class NoDrafter:
-    """Plain decoding: every draft is empty."""
-
-    name = "none"
-    proposal: Proposal = "point_mass"
-
-    def propose(self, sequences: list[Sequence], budgets: list[int]) -> list[Draft]:
-        """See `core.Drafter`."""
-        return [Draft() for _ in sequences]
-
-
-DRAFTERS: dict[str, Callable[[], Drafter]] = {"none": NoDrafter, "ngram": NgramDrafter, "suffix": SuffixDrafter}
-"""Drafters that need nothing but their name; those with a model are built where models are loaded."""
-
-
-def build(name: str) -> Drafter:
-    """A new drafter with its default options.
+def build(text: str) -> Drafter:
+    """A new drafter that needs no model, from what users type.
 
     Raises:
-        InvalidOption: for a name that is not in `DRAFTERS`, listing all that users may type.
+        InvalidOption: for a name that is not in the catalogue, one that needs a model, or a bad option.
     """
-    if name not in DRAFTERS:
-        raise InvalidOption("drafter", name, ", ".join([*DRAFTERS, "model:ID", "auto"]))
-    return DRAFTERS[name]()
+    choices = parse(text)
+    bound = next((choice for choice in choices if not choice.entry.is_free), None)
+    if bound is not None:
+        fix = "Use outrider.load for it."
+        raise InvalidOption("drafter", text, "one that needs no model", fix)
+    free = [make_free(choice, choice.options) for choice in choices]
+    return free[0] if len(free) == 1 else CombinedDrafter(free, [0.0] * len(free))
+
+
+def make_free(choice: Choice, options: dict[str, Any], corpus: Corpus | None = None) -> Drafter:
+    """A drafter that needs no model.
+
+    Args:
+        choice: one of those.
+        options: arguments of its class.
+        corpus: text for the suffix drafter to look things up in.
+
+    Raises:
+        InvalidOption: an option outside its range.
+    """
+    source = {"corpus": corpus} if corpus is not None and choice.entry.name == "suffix" else {}
+    return choice.entry.make(**options, **source)
 
 
 def check_drafter(drafter: object) -> None:

@@ -1,0 +1,243 @@
+"""Every drafter by the name that users type, what it needs, and how a typed choice is read. It builds no model.
+
+A choice is `NAME`, `NAME:ARGUMENT` or `NAME:ARGUMENT,OPTION=VALUE,...`, or several of them joined by "+".
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.core import Drafter
+from outrider.drafters.early_exit import EarlyExitDrafter
+from outrider.drafters.lookahead import LookaheadDrafter
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.recycling import RecyclingDrafter
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.errors import InvalidOption
+
+READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
+"""How an option's text becomes a value, by the annotation of the class's argument."""
+
+SEPARATOR = "+"
+
+TREE_NODES = 16
+"""Most nodes of a tree where the user leaves it open; a tree that knows what a row costs mostly stays smaller."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One drafter.
+
+    Args:
+        name: what users type.
+        make: the class.
+        argument: what stands after the colon: its name in the help, "" for nothing; in brackets if it may be left out.
+        options: arguments of the class that users may set.
+        needs: what must be there.
+        cost: what drafting costs.
+        helps: when it is worth it.
+        proposal: the widest kind of draft it makes.
+        is_free: whether proposing costs no forward of a model.
+        always_tree: whether its drafts are trees whatever the options.
+    """
+
+    name: str
+    make: Callable[..., Drafter]
+    argument: str
+    options: tuple[str, ...]
+    needs: str
+    cost: str
+    helps: str
+    proposal: str = "point_mass"
+    is_free: bool = True
+    always_tree: bool = False
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The options with their default values."""
+        signature = inspect.signature(self.make).parameters
+        return {name: signature[name].default for name in self.options}
+
+
+ENTRIES = (
+    Entry(
+        "none", NoDrafter, "", (), "nothing", "nothing", "Plain decoding: the yardstick, and right where guesses fail."
+    ),
+    Entry(
+        "ngram",
+        NgramDrafter,
+        "",
+        ("max_ngram", "min_ngram"),
+        "nothing",
+        "next to nothing",
+        "Text that repeats its prompt or itself; drafts after any short match, so it is often wrong elsewhere.",
+    ),
+    Entry(
+        "suffix",
+        SuffixDrafter,
+        "",
+        ("min_match", "factor", "offset", "branches", "min_probability"),
+        "nothing; --corpus FILE and --prediction FILE add sources",
+        "next to nothing",
+        "Editing, extracting, code, logs, agents: whatever copies. Silent where there is nothing to copy.",
+    ),
+    Entry(
+        "lookahead",
+        LookaheadDrafter,
+        "",
+        ("window", "ngram", "candidates"),
+        "a target that takes trees",
+        "many rows in every target forward: (window + candidates) * (ngram - 1)",
+        "Hardware where rows are free, such as a GPU with one stream. On a CPU it is mostly slower than plain.",
+        always_tree=True,
+    ),
+    Entry(
+        "recycling",
+        RecyclingDrafter,
+        "",
+        ("candidates", "max_depth", "row_cost"),
+        "a target that takes trees",
+        "a top-k of the target's logits and a small tree of rows",
+        "Long texts in a narrow language, such as code and lists, where words follow each other as before.",
+        always_tree=True,
+    ),
+    Entry(
+        "early-exit",
+        EarlyExitDrafter,
+        "LAYERS",
+        ("min_confidence",),
+        "a target run by the native decoder",
+        "LAYERS of the target's layers per drafted token, which verification does not run again",
+        "Targets that were trained for it (LayerSkip); the early layers of others predict too little.",
+        proposal="sampled",
+        is_free=False,
+    ),
+    Entry(
+        "quantised",
+        ModelDrafter,
+        "[PRECISION]",
+        ("tree", "depth", "row_cost"),
+        "a target at a wider precision, read by the native decoder",
+        "a forward of the narrower weights per drafted token, and their memory",
+        "A target at float32 or float16 whose bytes are the bottleneck; nearly every token is accepted.",
+        proposal="sampled",
+        is_free=False,
+    ),
+    Entry(
+        "model",
+        ModelDrafter,
+        "ID",
+        ("tree", "depth", "row_cost"),
+        "a smaller model of any vocabulary: a folder, a .gguf file or a Hugging Face id",
+        "a forward of that model per drafted token, and its memory",
+        "Open text, when the small model is at least four times cheaper and agrees with the target.",
+        proposal="sampled",
+        is_free=False,
+    ),
+)
+CATALOGUE = {entry.name: entry for entry in ENTRIES}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One part of what a user typed.
+
+    Args:
+        entry: the drafter.
+        argument: what stood after the colon, "" if nothing did.
+        options: the options given, read.
+    """
+
+    entry: Entry
+    argument: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether drafts may branch, as it is set."""
+        return (
+            self.entry.always_tree
+            or self.options.get("branches", 1) > 1
+            or self.options.get("tree", "chain") != "chain"
+        )
+
+    @property
+    def proposal(self) -> str:
+        """The widest kind of draft, as it is set."""
+        return "hybrid" if self.entry.proposal == "sampled" and self.drafts_trees else self.entry.proposal
+
+    @property
+    def nodes(self) -> int:
+        """Nodes to offer where the user leaves it open; 0 for chains, whose length follows what was accepted."""
+        if self.entry.name == "lookahead":
+            set_to = {**self.entry.defaults, **self.options}
+            return int((set_to["window"] + set_to["candidates"]) * (set_to["ngram"] - 1))
+        return TREE_NODES if self.drafts_trees else 0
+
+    @property
+    def wants_row_cost(self) -> bool:
+        """Whether what a row costs is still to be measured for it."""
+        return (
+            self.drafts_trees
+            and "row_cost" not in self.options
+            and "row_cost" in inspect.signature(self.entry.make).parameters
+        )
+
+
+def parse(text: str) -> tuple[Choice, ...]:
+    """What a typed drafter means, one choice per part of a combination.
+
+    Raises:
+        InvalidOption: an unknown name or option, a value that cannot be read, an argument too many or missing, or a
+            combination that makes no sense.
+    """
+    parts = text.split(SEPARATOR)
+    choices = tuple(_parse_part(part, text) for part in parts)
+    names = [choice.entry.name for choice in choices]
+    if len(choices) > 1 and ("none" in names or len(set(parts)) < len(parts)):
+        raise InvalidOption("drafter", text, "different drafters that draft, joined by +", "Leave out one part.")
+    if len(choices) > 1 and "lookahead" in names:
+        raise InvalidOption("drafter", text, "a combination without lookahead", "Its window must run in every round.")
+    return choices
+
+
+def names() -> str:
+    """All that users may type, for messages."""
+    typed = [entry.name + (f":{entry.argument}" if entry.argument[:1].isalpha() else "") for entry in ENTRIES]
+    return ", ".join([*typed, "A+B", "auto"])
+
+
+def _parse_part(part: str, whole: str) -> Choice:
+    name, _, rest = part.partition(":")
+    if name not in CATALOGUE:
+        fix = f"The part {part!r} is unknown." if part != whole else "See: outrider drafters"
+        raise InvalidOption("drafter", whole, names(), fix)
+    entry, items = CATALOGUE[name], [item for item in rest.split(",") if item]
+    arguments = [item for item in items if "=" not in item]
+    if len(arguments) > bool(entry.argument) or (not arguments and entry.argument[:1].isalpha()):
+        wanted = f"{name}:{entry.argument}" if entry.argument else name
+        raise InvalidOption("drafter", part, f"{wanted} and options such as {_example(entry)}")
+    options = dict(_option(entry, item) for item in items if "=" in item)
+    return Choice(entry, "".join(arguments), options)
+
+
+def _option(entry: Entry, item: str) -> tuple[str, Any]:
+    name, _, value = item.partition("=")
+    if name not in entry.options:
+        allowed = ", ".join(entry.options) or "no options"
+        raise InvalidOption(f"drafter {entry.name}: {name}", value, allowed, "Check the spelling.")
+    kind = str(inspect.signature(entry.make).parameters[name].annotation).split(" | ")[0]
+    try:
+        return name, READERS[kind](value)
+    except ValueError as error:
+        raise InvalidOption(f"drafter {entry.name}: {name}", value, f"a value of type {kind}") from error
+
+
+def _example(entry: Entry) -> str:
+    defaults = list(entry.defaults.items())[:1]
+    return ", ".join(f"{name}={value}" for name, value in defaults) or "none"
