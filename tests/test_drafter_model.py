@@ -12,6 +12,7 @@ from outrider.drafters.feeding import PREFILL_WIDTH, Feeder
 from outrider.drafters.model import ModelDrafter
 from outrider.options import Sampling
 from outrider.sampling import laws
+from outrider.tree import paths
 from toy import KeyedDice, TableModel, blend, make_sequence, random_laws
 
 V = 7
@@ -209,8 +210,8 @@ def test_a_draft_equal_to_the_target_is_accepted_whole_to_the_end(k):
     assert accepts_everything(ModelDrafter(WHOLE_TEXT, 1), WHOLE_TEXT, 100, k) == 100
 
 
-def count_stale_proposals(drafter, rounds=150, seed=0, vocab_size=V):
-    """Random joins, leaves, accepted lengths, budgets and repeated ids; how often a fresh drafter differs."""
+def count_stale_proposals(drafter, rounds=150, seed=0, vocab_size=V, **options):
+    """Random joins, leaves, accepted paths, budgets and repeated ids; how often a fresh drafter differs."""
     rng, live, joined, stale = random.Random(seed), {}, 0, 0
     samplings = [SAMPLED, Sampling(), Sampling(temperature=0.8, top_k=3, repetition_penalty=1.2)]
     for _ in range(rounds):
@@ -224,21 +225,27 @@ def count_stale_proposals(drafter, rounds=150, seed=0, vocab_size=V):
         budgets = [rng.choice([0, 1, 2, 5]) for _ in sequences]
         drafts = drafter.propose(sequences, budgets)
         for sequence, budget, draft in zip(sequences, budgets, drafts, strict=True):
-            stale += differs_from_fresh(drafter, sequence, budget, draft)
-            kept = rng.randrange(len(draft) + 1)
-            sequence.tokens += [*draft.tokens[:kept], rng.randrange(vocab_size)]
+            stale += differs_from_fresh(drafter, sequence, budget, draft, **options)
+            kept = paths(draft.tokens, draft.parents)[rng.randrange(len(draft) + 1)]
+            sequence.tokens += [*kept, rng.randrange(vocab_size)]
             if rng.random() < 0.1:
                 del live[sequence.slot]
     return stale
 
 
-def differs_from_fresh(drafter, sequence, budget, draft):
+def differs_from_fresh(drafter, sequence, budget, draft, **options):
     """A fresh drafter sees this sequence alone: tokens, laws and cache must be the same."""
-    fresh = ModelDrafter(drafter.model, 3, vocab_size=drafter.vocab_size)
+    fresh = ModelDrafter(drafter.model, 3, vocab_size=drafter.vocab_size, **options)
     (expected,) = fresh.propose([sequence], [budget])
-    if draft.tokens != expected.tokens or not np.array_equal(draft.draft_probs, expected.draft_probs):
+    if (draft.tokens, draft.parents, draft.proposal) != (expected.tokens, expected.parents, expected.proposal):
+        return True
+    if any(not same_law(draft.law(node), expected.law(node)) for node in range(len(draft))):
         return True
     return budget > 0 and held(drafter, sequence.slot) != held(fresh, sequence.slot)
+
+
+def same_law(one, other):
+    return one is other if one is None or other is None else np.array_equal(one, other)
 
 
 def held(drafter, slot):

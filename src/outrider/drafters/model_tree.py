@@ -112,7 +112,7 @@ class ShapedTree:
 
     def __init__(self, sequence: Sequence, budget: int, shape: Shape) -> None:
         self.sequence, self.budget, self.text, self.tree = sequence, budget, sequence.tokens, Draft()
-        self._widths = shape.cut(budget).widths()
+        self._widths = shape.widths(budget)
         self._nodes = _Nodes(sequence)
         self._ranks: dict[int, tuple[int, ...]] = {ROOT: ()}
         self._frontier = [ROOT]

@@ -64,16 +64,12 @@ class Shape:
         place = {node: i for i, node in enumerate(((), *self.nodes), start=-1)}
         return tuple(place[node[:-1]] for node in self.nodes)
 
-    def widths(self) -> dict[Ranks, int]:
-        """How many children each node has, the root () too; those without any are left out."""
+    def widths(self, budget: int = MAX_NODES) -> dict[Ranks, int]:
+        """How many children each node has, the root () too, in the first `budget` nodes; only those that have any."""
         found: dict[Ranks, int] = {}
-        for node in self.nodes:
+        for node in self.nodes[: max(budget, 0)]:
             found[node[:-1]] = found.get(node[:-1], 0) + 1
         return found
-
-    def cut(self, budget: int) -> Shape:
-        """The first `budget` nodes, budget > 0."""
-        return self if len(self.nodes) <= budget else Shape(self.nodes[:budget])
 
 
 def read_shape(given: Shape | str | PathLike[str] | Iterable[Ordered[int]]) -> Shape:
