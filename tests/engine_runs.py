@@ -171,6 +171,8 @@ def all_drafters(target: TableModel, slots: int, reference: Ordered[int]) -> dic
         "lookahead": lambda: LookaheadDrafter(window=2, ngram=3, candidates=2),
         "recycling": RecyclingDrafter,
         "model": lambda: ModelDrafter(draft_model(target), slots),
+        "model-tree": lambda: ModelDrafter(draft_model(target), slots, tree="auto", row_cost=0),
+        "model-shape": lambda: ModelDrafter(draft_model(target), slots, tree="2.2.1"),
         "suffix+model": lambda: CombinedDrafter(
             [SuffixDrafter(min_match=1, offset=1), ModelDrafter(draft_model(target), slots)], [0.0, 0.1]
         ),
@@ -182,7 +184,14 @@ def all_drafters(target: TableModel, slots: int, reference: Ordered[int]) -> dic
 
 
 TREE_KINDS = ("chosen", "with", "without", "hybrid")
-TREE_DRAFTERS = ("suffix-tree", "lookahead", "recycling", *(f"{kind}-trees" for kind in TREE_KINDS))
+TREE_DRAFTERS = (
+    "suffix-tree",
+    "model-tree",
+    "model-shape",
+    "lookahead",
+    "recycling",
+    *(f"{kind}-trees" for kind in TREE_KINDS),
+)
 
 
 def lossless_rules(proposal: str) -> list[str]:
@@ -195,7 +204,7 @@ DRAFTERS_AND_RULES = [
         for name in ("none", "ngram", "suffix", "lookahead", "recycling", "scripted", "repeats", "model", "one-law")
         for rule in lossless_rules("sampled" if name in ("model", "one-law") else "point_mass")
     ),
-    *(("suffix+model", rule) for rule in ("auto", "coupled")),
+    *((name, rule) for name in ("suffix+model", "model-tree", "model-shape") for rule in ("auto", "coupled")),
     *((f"{kind}-trees", rule) for kind in TREE_KINDS for rule in ("recursive", "traversal", "coupled", "auto")),
 ]
 """Every drafter of `all_drafters` with every lossless rule that fits it."""
