@@ -64,10 +64,8 @@ KINDS = {
         "Tell me a story about two sisters who run a bakery in the mountains.",
     ],
     "translate": [
-        "Translate into French: The lamp failed during a storm, and the keeper burned his furniture until morning. "
-        "Every ship came safely into the harbour, and the company gave him a silver watch.",
-        "Translate into Spanish: Visitors can climb the steps on Saturdays and Sundays between April and October, "
-        "when the weather is good and a volunteer is there to open the door.",
+        "Translate into French: The lamp failed during a storm, and the keeper burned his furniture until morning.",
+        "Translate into Spanish: Visitors can climb the steps on Saturdays and Sundays between April and October.",
     ],
 }
 """Two prompts of each kind of work."""

@@ -14,6 +14,7 @@ from outrider.drafters.combined import CombinedDrafter
 from outrider.drafters.corpus import Corpus
 from outrider.drafters.early_exit import EarlyExitDrafter
 from outrider.drafters.model import ModelDrafter
+from outrider.drafters.translated import TranslatedDrafter
 from outrider.errors import InvalidOption, VocabularyMismatch
 from outrider.models.decoder import Decoder
 from outrider.models.early_exit import EarlyExitTarget
@@ -111,7 +112,11 @@ def _translated(draft: Opened, setting: Setting, options: dict[str, Any]) -> Dra
     if options.get("tree", "chain") != "chain":
         fix = "This draft model has another tokenizer than the target."
         raise InvalidOption("drafter model: tree", options["tree"], "chain", fix)
-    from outrider.drafters.translated import TranslatedDrafter
-
-    speak = (draft.tokenizer, setting.target.tokenizer)
-    return TranslatedDrafter(draft.model, *speak, setting.slots, capacity=setting.context_length)
+    return TranslatedDrafter(
+        draft.model,
+        draft.tokenizer,
+        setting.target.tokenizer,
+        setting.slots,
+        vocab_size=setting.target.model.vocab_size,
+        capacity=setting.context_length,
+    )

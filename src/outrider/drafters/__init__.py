@@ -15,6 +15,7 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.translated import TranslatedDrafter
 from outrider.errors import InvalidOption
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "NoDrafter",
     "RecyclingDrafter",
     "SuffixDrafter",
+    "TranslatedDrafter",
     "build",
     "check_drafter",
     "make_free",

@@ -1,0 +1,82 @@
+"""Makes a draft model with a tokenizer of its own out of the embedded model, to try drafts across vocabularies.
+
+The byte-level vocabulary is cut to its first merges and its ids are dealt anew; the rows of the embedding follow. The
+model keeps all its layers, so it shows acceptance, not speed.
+
+    python benchmarks/other_tokenizer.py FOLDER [--merges 16000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+from outrider.models.checkpoint import Checkpoint, open_checkpoint
+from outrider.models.locate import locate
+from outrider.models.tokenizer import load_tokenizer
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def write_model(folder: Path, merges: int = 16_000) -> None:
+    """Write config, weights in float16 and tokenizer."""
+    path = locate("smollm2")
+    checkpoint, inner = open_checkpoint(path), load_tokenizer(path)._inner
+    spelled = json.loads(inner.backend_tokenizer.to_str())
+    kept = kept_tokens(spelled, merges)
+    new_ids = {token: i for i, token in enumerate(kept)}
+    rows = torch.tensor([spelled["model"]["vocab"][token] for token in kept])
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: checkpoint.tensor(name) for name in checkpoint.names}
+    weights[EMBEDDING] = weights[EMBEDDING][rows]
+    save_file({name: w.half().contiguous() for name, w in weights.items()}, folder / "model.safetensors")
+    config_of(checkpoint, len(kept)).save_pretrained(folder)
+    spelled["model"] |= {"vocab": new_ids, "merges": spelled["model"]["merges"][:merges]}
+    for added in spelled["added_tokens"]:
+        added["id"] = new_ids[added["content"]]
+    tokenizer = Tokenizer.from_str(json.dumps(spelled))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=inner.eos_token).save_pretrained(folder)
+
+
+def kept_tokens(spelled: dict, merges: int) -> list[str]:
+    """The special tokens, the single bytes and what the first merges make, in the order of their spelling."""
+    vocab = spelled["model"]["vocab"]
+    made = {"".join(pair) if isinstance(pair, list) else pair.replace(" ", "") for pair in spelled["model"]["merges"]}
+    first = {
+        "".join(pair) if isinstance(pair, list) else pair.replace(" ", "")
+        for pair in spelled["model"]["merges"][:merges]
+    }
+    return sorted(token for token in vocab if token not in made or token in first)
+
+
+def config_of(checkpoint: Checkpoint, vocab_size: int) -> LlamaConfig:
+    c = checkpoint.config
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=c.hidden_size,
+        intermediate_size=c.intermediate_size,
+        num_hidden_layers=c.num_layers,
+        num_attention_heads=c.num_heads,
+        num_key_value_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        max_position_embeddings=c.context_length,
+        rms_norm_eps=c.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
+        tie_word_embeddings=True,
+        architectures=["LlamaForCausalLM"],
+        dtype="float16",
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--merges", type=int, default=16_000)
+    options = parser.parse_args()
+    write_model(options.folder, options.merges)
