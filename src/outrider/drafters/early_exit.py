@@ -18,8 +18,8 @@ class EarlyExitDrafter:
 
     Args:
         target: what the engine runs, with its way out.
-        min_confidence: a draft ends before a token whose law has no probability this large, in [0, 1); the law is that
-            of the token about to be drawn, so the ending does not depend on the token.
+        min_confidence: a draft ends where the early head, before any sampling option, gives no token this probability,
+            in [0, 1). It is known before the token is drawn, so the ending does not depend on the token.
 
     Raises:
         InvalidOption: a confidence outside its range.
@@ -66,13 +66,13 @@ class _Chain:
         return self.tokens[-1] if self.tokens else self.sequence.tokens[-1]
 
     def draw(self, logits: torch.Tensor, min_confidence: float) -> None:
-        """Add one token drawn from the law of these logits [V], unless the law is too flat."""
+        """Add one token drawn from the law of these logits [V], unless they are too flat."""
         try:
             law = laws(logits[None], self.sequence, [tuple(self.tokens)])[0]
         except OutriderError:  # the target meets a processor's error too, and ends this sequence alone
             self.ended = self.failed = True
             return
-        if law.max() < min_confidence:
+        if min_confidence > 0 and logits.softmax(-1).max() < min_confidence:
             self.ended = True
             return
         place = len(self.sequence.tokens) + len(self.tokens)

@@ -7,6 +7,7 @@ logits of a position are the same bits in any block and any batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -133,19 +134,27 @@ class Decoder:
         )
 
     @torch.inference_mode()
-    def forward(self, block: Block, cache: KVCache) -> Output:
+    def forward(self, block: Block, cache: Rows) -> Output:
         """Run a block on top of its slots' committed rows; cache rows are written, lengths are not moved."""
         flow = self.embed(block, cache)
         features = self.run(flow, cache, range(len(self.weights.layers)))
         hidden = _unflatten(torch.cat(features, dim=-1), block) if features else None
         return Output(None if block.prefill else self.head(flow, block), hidden)
 
-    def embed(self, block: Block, cache: Rows) -> Flow:
-        """The block's tokens as vectors, flattened, with what every layer needs to know of them."""
-        tokens = torch.cat([row[:n] for row, n in zip(block.tokens, block.widths, strict=True)]).to(self.device)
-        positions = torch.cat([row[:n] for row, n in zip(block.positions, block.widths, strict=True)])
+    def embed(self, block: Block, cache: Rows, skip: Ordered[int] | None = None) -> Flow:
+        """The block's tokens as vectors, flattened, with what every layer needs to know of them.
+
+        Args:
+            block: tokens of some slots.
+            cache: holds what is before them.
+            skip: how many of each sequence's first tokens to leave out, whose rows of the cache have been written; None
+                for none of them.
+        """
+        taken = [slice(s, n) for s, n in zip(skip or [0] * len(block.widths), block.widths, strict=True)]
+        tokens = torch.cat([row[part] for row, part in zip(block.tokens, taken, strict=True)]).to(self.device)
+        positions = torch.cat([row[part] for row, part in zip(block.positions, taken, strict=True)])
         x = F.embedding(tokens, self.weights.embedding).float()
-        return Flow(x, self._rotations[positions.to(self.device)], self._spans(block, cache))
+        return Flow(x, self._rotations[positions.to(self.device)], self._spans(block, cache, taken))
 
     def run(self, flow: Flow, cache: Rows, layers: range) -> list[torch.Tensor]:
         """Send the flow through some layers, in place; the outputs of those among `feature_layers`, [T, H] each."""
@@ -192,16 +201,18 @@ class Decoder:
             F.silu(gate[group], inplace=True)
         return layer.down(gate.mul_(up))
 
-    def _spans(self, block: Block, cache: Rows) -> list[_Span]:
+    def _spans(self, block: Block, cache: Rows, taken: list[slice]) -> list[_Span]:
         spans, first = [], 0
-        for index, (slot, width) in enumerate(zip(block.slots, block.widths, strict=True)):
-            start = cache.lengths[slot]
+        for index, (slot, part) in enumerate(zip(block.slots, taken, strict=True)):
+            start, width, count = cache.lengths[slot], part.stop, part.stop - part.start
             assert start + width <= cache.data.shape[2], "the engine clamps drafts to the cache"
+            if count == 0:
+                continue
             ancestors = None if block.ancestors is None else block.ancestors[index, :width, :width]
-            mask = _mask(start, width, ancestors).to(self.device)
+            mask = _mask(start, width, ancestors)[part].to(self.device)
             one_by_one = self.device.type == "cpu" and not block.prefill
-            spans.append(_Span(slot, start, slice(first, first + width), mask, one_by_one))
-            first += width
+            spans.append(_Span(slot, start + part.start, slice(first, first + count), mask, one_by_one))
+            first += count
         return spans
 
 

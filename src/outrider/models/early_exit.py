@@ -5,6 +5,7 @@ It knows the decoder's layers, not how drafts are made or judged.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
 import torch
@@ -12,49 +13,89 @@ import torch
 from outrider.cache import KVCache
 from outrider.core import Block, Output
 from outrider.errors import InvalidOption
+from outrider.models.config import DecoderConfig
 from outrider.models.decoder import Decoder
 
 
-class ExitView:
-    """The rows of a target's cache as its first layers see them: the same storage, lengths of its own.
+@dataclass
+class Run:
+    """What the first layers have made of a slot's tokens past the target's length.
 
-    Args:
-        cache: the target's.
+    Their keys and values stand in the cache; row `start + i` is token i's.
     """
 
-    def __init__(self, cache: KVCache) -> None:
-        self.rows, self.data, self.capacity = cache.rows, cache.data, cache.capacity
-        self.lengths = list(cache.lengths)
-
-
-@dataclass
-class _Run:
-    """What the first layers have made of a slot's rows past the target's length."""
-
-    start: int = 0
+    start: int
     tokens: list[int] = field(default_factory=list)
     states: list[torch.Tensor] = field(default_factory=list)  # [H] after the first layers, one per token
+
+
+class ExitCache:
+    """A `core.Cache`: the target's, which its first layers share, and what they have run past its lengths.
+
+    A run is forgotten when anything becomes of its slot, so that it never stands on another text.
+
+    Args:
+        whole: keys and values of all layers.
+    """
+
+    def __init__(self, whole: KVCache) -> None:
+        self.whole, self.capacity = whole, whole.capacity
+        self.rows, self.data, self.lengths = whole.rows, whole.data, whole.lengths
+        self.runs: dict[int, Run] = {}
+
+    def commit(self, slot: int, rows: Ordered[int]) -> None:
+        """See `core.Cache`."""
+        self.runs.pop(slot, None)
+        self.whole.commit(slot, rows)
+
+    def truncate(self, slot: int, length: int) -> None:
+        """See `core.Cache`."""
+        self.runs.pop(slot, None)
+        self.whole.truncate(slot, length)
+
+    def copy(self, source: int, target: int) -> None:
+        """See `core.Cache`."""
+        self.runs.pop(target, None)
+        self.whole.copy(source, target)
+
+
+class ExitView:
+    """The same rows with other lengths: those that the first layers have got to.
+
+    Args:
+        cache: the target's; slots without a run have its lengths.
+    """
+
+    def __init__(self, cache: ExitCache) -> None:
+        self.rows, self.data, self.lengths = cache.rows, cache.data, list(cache.lengths)
+        for slot, run in cache.runs.items():
+            self.lengths[slot] = run.start + len(run.tokens)
 
 
 class EarlyExitTarget:
     """A decoder that can also be left after its first layers; a `core.Model` whose drafts cost no second prefill.
 
-    What the first layers made of the pending token and of a drafted chain is remembered until the next draft, and the
-    verification of that chain starts from there. At float16 and q4 on a CPU this gives the very bits of running all
-    layers on the whole block (see `Decoder.row_invariant`); elsewhere the last bits may differ.
+    What the first layers made of the pending token and of a drafted chain is remembered, and the verification of that
+    chain starts from there. At float16 and q4 on a CPU this gives the very bits of running all layers on the whole
+    block (see `Decoder.row_invariant`). Elsewhere the last bits differ, so there it is done only if asked for; asked or
+    not, the law is the target's.
 
     Args:
-        decoder: the target.
+        decoder: the target, without feature layers.
         layers: how many of its layers draft, 1 to all but one.
+        reuse: whether verification starts from what was remembered; None for where it gives the same bits.
 
     Raises:
         InvalidOption: any other number of layers.
+
+    Attributes:
+        share: cost of a drafted token, in units of the target's forward of one row, by the weights that are read.
+        num_rows_saved: rows whose first layers verification did not run again.
     """
 
     takes_trees = True
-    pads_to_same_bits = False  # the first layers run on other widths when they draft
 
-    def __init__(self, decoder: Decoder, layers: int) -> None:
+    def __init__(self, decoder: Decoder, layers: int, *, reuse: bool | None = None) -> None:
         total = decoder.config.num_layers
         if not 1 <= layers < total:
             fix = f"The target has {total} layers."
@@ -63,84 +104,89 @@ class EarlyExitTarget:
         self.decoder, self.layers = decoder, layers
         self.vocab_size, self.context_length = decoder.vocab_size, decoder.context_length
         self.precision, self.row_invariant = decoder.precision, decoder.row_invariant
-        self.share = layers / total
-        """Cost of a drafted token, in units of the target's forward of one row."""
+        self.reuse = decoder.row_invariant if reuse is None else reuse
+        self.pads_to_same_bits = decoder.pads_to_same_bits and (decoder.row_invariant or not self.reuse)
+        self.share = _share(decoder.config, layers)
         self.num_rows_saved = 0
-        """Rows whose first layers verification did not run again."""
-        self._view: ExitView | None = None
-        self._runs: dict[int, _Run] = {}
+        self._cache: ExitCache | None = None
 
-    def new_cache(self, slots: int, capacity: int) -> KVCache:
-        """The target's cache, which the first layers share; one at a time, that of the engine.
+    def new_cache(self, slots: int, capacity: int) -> ExitCache:
+        """The engine's cache; drafts stand on the one made last, so each engine needs a target of its own.
 
         Raises:
             CacheTooLarge: with the number of bytes asked.
         """
-        cache = self.decoder.new_cache(slots, capacity)
-        self._view, self._runs = ExitView(cache), {}
-        return cache
+        self._cache = ExitCache(self.decoder.new_cache(slots, capacity))
+        return self._cache
 
     def begin(self, slots: list[int], lengths: list[int]) -> None:
-        """Start drafting on top of so many rows of these slots; what was remembered of them is forgotten."""
-        assert self._view is not None, "the engine makes the cache first"
+        """Start drafting in these slots, on top of the target's rows; what was remembered of them is forgotten.
+
+        Args:
+            slots: distinct.
+            lengths: how many rows the target must hold in each: all of the text but its last token.
+        """
+        assert self._cache is not None, "the engine makes the cache first"
         for slot, length in zip(slots, lengths, strict=True):
-            self._view.lengths[slot] = length
-            self._runs[slot] = _Run(length)
+            assert self._cache.lengths[slot] == length, "another engine's sequence, or not between two rounds"
+            self._cache.runs[slot] = Run(length)
 
     @torch.inference_mode()
     def draft(self, slots: list[int], tokens: list[int]) -> torch.Tensor:
         """[B, V] early logits after one more token in each slot, whose rows and state are kept for verification."""
-        assert self._view is not None
-        view, runs = self._view, [self._runs[slot] for slot in slots]
+        assert self._cache is not None
+        view, runs = ExitView(self._cache), [self._cache.runs[slot] for slot in slots]
         places = torch.tensor([[view.lengths[slot]] for slot in slots])
         block = Block(torch.tensor(tokens)[:, None], places, tuple(slots), (1,) * len(slots))
         flow = self.decoder.embed(block, view)
         self.decoder.run(flow, view, range(self.layers))
-        for slot, run, token, state in zip(slots, runs, tokens, flow.x.clone(), strict=True):
+        for run, token, state in zip(runs, tokens, flow.x, strict=True):
             run.tokens.append(token)
             run.states.append(state)
-            view.lengths[slot] += 1
         return self.decoder.head(flow, block)[:, 0]
 
     @torch.inference_mode()
-    def forward(self, block: Block, cache: KVCache) -> Output:
+    def forward(self, block: Block, cache: ExitCache) -> Output:
         """See `core.Model`; rows that have just been drafted enter behind the first layers."""
         known = [self._known(block, cache, row) for row in range(len(block.slots))]
-        for slot in block.slots:  # used once: later rows of this slot may stand on another text
-            self._runs.pop(slot, None)
+        for slot in block.slots:  # this forward writes over their rows
+            cache.runs.pop(slot, None)
         if not any(known):
             return self.decoder.forward(block, cache)
         self.num_rows_saved += sum(len(states) for states in known)
         flow = self.decoder.embed(block, cache)
-        flow.x = torch.cat(self._entered(block, cache, known))
+        flow.x = self._entered(block, cache, known)
         self.decoder.run(flow, cache, range(self.layers, self.decoder.config.num_layers))
         return Output(self.decoder.head(flow, block))
 
-    def _known(self, block: Block, cache: KVCache, row: int) -> list[torch.Tensor]:
-        """States of the first rows of one sequence that were drafted just so; never of all of them."""
+    def _known(self, block: Block, cache: ExitCache, row: int) -> list[torch.Tensor]:
+        """States of the first rows of one sequence that were drafted just so: same tokens at the same places.
+
+        Row i at depth i has all rows before it as ancestors, in any tree: these rows are a chain.
+        """
         slot, width = block.slots[row], block.widths[row]
-        run = self._runs.get(slot)
-        if run is None or block.prefill or block.ancestors is not None or run.start != cache.lengths[slot]:
+        run = cache.runs.get(slot)
+        if run is None or block.prefill or not self.reuse or run.start != cache.lengths[slot]:
             return []
-        fed = block.tokens[row, : width - 1].tolist()
-        agreed = next((i for i, (a, b) in enumerate(zip(fed, run.tokens, strict=False)) if a != b), None)
-        return run.states[: min(len(fed), len(run.tokens)) if agreed is None else agreed]
+        rows = zip(block.tokens[row, :width].tolist(), block.positions[row, :width].tolist(), strict=True)
+        for count, (drafted, found) in enumerate(zip(run.tokens, rows, strict=False)):
+            if found != (drafted, run.start + count):
+                return run.states[:count]
+        return run.states[:width]
 
-    def _entered(self, block: Block, cache: KVCache, known: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-        """Per sequence [width, H] behind the first layers: what is known, and the rest run now."""
-        view = ExitView(cache)
-        skipped = [len(states) for states in known]
-        widths = tuple(width - skip for width, skip in zip(block.widths, skipped, strict=True))
-        for slot, skip in zip(block.slots, skipped, strict=True):
-            view.lengths[slot] += skip
-        tokens, positions = (_shifted(rows, skipped, max(widths)) for rows in (block.tokens, block.positions))
-        flow = self.decoder.embed(Block(tokens, positions, block.slots, widths), view)
-        self.decoder.run(flow, view, range(self.layers))
-        rest = torch.split(flow.x, list(widths))
-        return [torch.stack([*states, *new]) for states, new in zip(known, rest, strict=True)]
+    def _entered(self, block: Block, cache: ExitCache, known: list[list[torch.Tensor]]) -> torch.Tensor:
+        """[T, H] all rows behind the first layers: those that are known, and the rest run now."""
+        skip = [len(states) for states in known]
+        flow = self.decoder.embed(block, cache, skip)
+        if len(flow.x) > 0:
+            self.decoder.run(flow, cache, range(self.layers))
+        new = torch.split(flow.x, [width - s for width, s in zip(block.widths, skip, strict=True)])
+        return torch.stack([state for pair in zip(known, new, strict=True) for part in pair for state in part])
 
 
-def _shifted(rows: torch.Tensor, skipped: list[int], width: int) -> torch.Tensor:
-    """[B, width] each row from its own start on; what is past its end is padding."""
-    longer = torch.nn.functional.pad(rows, (0, width))
-    return torch.stack([row[skip : skip + width] for row, skip in zip(longer, skipped, strict=True)])
+def _share(config: DecoderConfig, layers: int) -> float:
+    """Weights of so many layers and the head, in units of those of all layers and the head."""
+    heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+    layer = (heads + 3 * config.intermediate_size) * config.hidden_size
+    head = config.vocab_size * config.hidden_size
+    return (layers * layer + head) / (config.num_layers * layer + head)
