@@ -82,14 +82,17 @@ def one_round(
     rule: Rule, propose: Propose, target: ToyModel, dice: Callable[[BranchingCoins], Coins] = lambda coins: coins
 ) -> Iterator[tuple[Draft, Verdict, Fraction]]:
     """Every (draft, verdict) of one round with its probability; `dice` turns the branching coins into others."""
+    for draft, chance in outcomes(lambda branching: propose(dice(branching))):
+        for verdict, probability in verdicts(rule, draft, target, dice):
+            yield draft, verdict, chance * probability
 
-    def program(branching: BranchingCoins) -> tuple[Draft, Verdict]:
-        coins = dice(branching)
-        draft = propose(coins)
-        return draft, rule.verify(draft, target_rows(target, draft), coins, POSITION)
 
-    for (draft, verdict), probability in outcomes(program):
-        yield draft, verdict, probability
+def verdicts(
+    rule: Rule, draft: Draft, target: ToyModel, dice: Callable[[BranchingCoins], Coins] = lambda coins: coins
+) -> Iterator[tuple[Verdict, Fraction]]:
+    """Every verdict on one draft with its probability."""
+    rows = target_rows(target, draft)
+    return outcomes(lambda branching: rule.verify(draft, rows, dice(branching), POSITION))
 
 
 def emitted_law(rule: Rule, propose: Propose, target: ToyModel, **options: Any) -> Emitted:

@@ -95,8 +95,10 @@ class TraversalRule:
 
         def visit(node: int, path: tuple[int, ...], weight: Any) -> tuple[tuple[int, ...], Law] | None:
             """What is kept of this subtree and the law after it; None if all of it is refused."""
-            rest, scale = target_probs[node + 1], weight  # scale * rest is w R
-            for child in children[node]:
+            rest, scale, whole = target_probs[node + 1], weight, 1  # scale * rest is w R
+            for place, child in enumerate(children[node]):
+                if place > 0:
+                    rest, scale = _divided(rest, whole), 1
                 reach = _chance(rest, draft.tokens[child], draft.law(child), scale)
                 acceptance.append(float(reach))
                 found = visit(child, (*path, child), reach)
@@ -104,8 +106,7 @@ class TraversalRule:
                     return found
                 rest = _less(rest, draft.tokens[child], draft.law(child), scale)
                 mass = rest.sum()
-                rest = _divided(rest, mass + (1 - weight))
-                weight, scale = stop_chance(weight, mass), 1
+                whole, weight = mass + (1 - weight), stop_chance(weight, mass)
             if node == ROOT or coins.bernoulli(weight):
                 return path, or_target(rest, target_probs[node + 1])
             return None
