@@ -7,15 +7,15 @@
 At temperature 0 a draw would be no draw: there, `ShapedTree` takes the likeliest tokens in its ranks, and
 `LikeliestTree` stands for `MixedTree`. Both rank by the law that the processed logits have at temperature 1.
 
-Where tokens are drawn, how many children a node gets is decided before they are, from laws that depend on earlier
-levels alone; and a drawn node is never taken back. Both are what keeps the rules exact.
+Where tokens are drawn, how many children a node gets is decided before they are, from the laws on its own path alone;
+and a drawn node is never taken back. Both are what keeps the rules exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heapreplace
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +30,9 @@ from outrider.options import whole
 from outrider.sampling import laws
 
 ROOT = -1
+
+KEPT = 0.8
+"""Rough share of drawn tokens that a target keeps, where nothing is known of the law yet."""
 
 Child = tuple[int, Law | None]
 """A token and the law that it was drawn from, None if it was chosen."""
@@ -145,32 +148,33 @@ class MixedTree:
     With P_m the probability of the m likeliest tokens of the draft's law p, a node has m extras, which are these
     tokens, and one child drawn from the rest of p, which is verified first (Hu et al., 2502.18779). The target is
     taken to keep an extra x with probability p(x), and a token drawn from a law with probability (1 + its maximum) / 2:
-    nearly always where it is peaked. Then one of the children is kept with probability (1 + P_(m+1)) / 2, so a further
-    extra is worth half the probability of the token that follows it in rank, times the probability that the text gets
-    there. A peaked law gets none.
+    nearly always where it is peaked. On later levels it is taken to keep `KEPT` of the tokens of a chain.
 
-    Rows go to what is worth most on the level. A row must be worth its cost, and no less than at the end of a chain
-    of all rows that are left: so few rows make a chain, and many a tree.
+    Each node shares its rows among its children as if a chain hung on each of them, with the m that promises the most
+    tokens: a peaked law gets no extras, and few rows stay a chain. So what hangs on a node is a function of the laws
+    on its own path alone.
     """
 
     def __init__(self, sequence: Sequence, budget: int, form: Form) -> None:
         self.sequence, self.budget, self.text, self.tree = sequence, budget, sequence.tokens, Draft()
         self._form = form
         self._nodes = _Nodes(sequence)
-        self._reach = {ROOT: 1.0}  # estimates of the probability that the text gets to a node
-        self._expected = 1.0  # tokens of the round
+        self._plots = {ROOT: Plot(budget, 1.0, 1.0)}
         self._frontier = [ROOT]
 
     def grow(self, logits: torch.Tensor) -> bool:
         """See `Growth`."""
-        laws_here = self._nodes.laws(logits, self._frontier)
-        room = self.budget - len(self._nodes)
-        rankings = [ranked(law, room + 1) for law in laws_here]
-        widths, grown = self._plan(rankings, room), list[int]()
-        for node, law, ranking, width in zip(self._frontier, laws_here, rankings, widths, strict=True):
-            if width > 0:
-                grown += self._add_family(node, law, ranking, width - 1)
-        self._frontier = [node for node in grown if self._may_grow(node)] if len(self._nodes) < self.budget else []
+        grown = list[int]()
+        for node, law in zip(self._frontier, self._nodes.laws(logits, self._frontier), strict=True):
+            plot, depth = self._plots[node], self._nodes.depth(node)
+            ranking = ranked(law, plot.rows + 1)
+            least = row_worth(self._form.row_cost, plot.expected, depth)
+            plots = shared(ranking, plot, self._form.depth - depth, least)
+            family = self._family(node, law, ranking[: len(plots) - 1]) if plots else []
+            for child, its_plot in zip(family, plots, strict=True):
+                grown.append(self._nodes.add(node, child))
+                self._plots[grown[-1]] = its_plot
+        self._frontier = [n for n in grown if self._plots[n].rows > 0 and self._nodes.may_go_on(n)]
         self.tree = self._nodes.to_feed(self._frontier)
         return bool(self._frontier)
 
@@ -178,44 +182,64 @@ class MixedTree:
         """See `Growth`."""
         return self._nodes.draft()
 
-    def _plan(self, rankings: list[Ranked], room: int) -> list[int]:
-        """How many children each node of the frontier gets, before anything is drawn."""
-        reach = [self._reach[node] for node in self._frontier]
-        kept = [(1 + ranking[0][1]) / 2 for ranking in rankings]  # of a lone child
-        best = max(range(len(reach)), key=lambda i: reach[i] * kept[i])
-        widths = [0] * len(reach)
-        heap = [(-r * k, i) for i, (r, k) in enumerate(zip(reach, kept, strict=True))]
-        heapify(heap)
-        while heap and room > 0:
-            worth, i = -heap[0][0], heappop(heap)[1]
-            rows = self.budget - room
-            if worth < reach[best] * kept[best] ** room or not worth > row_worth(
-                self._form.row_cost, self._expected, rows
-            ):
-                break
-            self._expected += worth
-            room -= 1
-            widths[i] += 1
-            if widths[i] < len(rankings[i]):  # else nothing would be left to draw from
-                heappush(heap, (-reach[i] * rankings[i][widths[i]][1] / 2, i))
-        return widths
-
-    def _add_family(self, node: int, law: Law, ranking: Ranked, num_extras: int) -> list[int]:
-        reach, extras = self._reach[node], ranking[:num_extras]
+    def _family(self, node: int, law: Law, extras: Ranked) -> list[Child]:
         rest = without(law, [token for token, _ in extras])
         token = self.sequence.draft_coins.categorical(rest, self._nodes.position(node))
-        grown = [self._nodes.add(node, (token, rest))]
-        left = max(0.0, 1 - sum(p for _, p in extras))
-        self._reach[grown[0]] = reach * (left + ranking[num_extras][1]) / 2
-        for token, p in extras:
-            grown.append(self._nodes.add(node, (token, None)))
-            self._reach[grown[-1]] = reach * p
-        return grown
+        return [(token, rest), *((token, None) for token, _ in extras)]
 
-    def _may_grow(self, node: int) -> bool:
-        least = row_worth(self._form.row_cost, self._expected, len(self._nodes))
-        is_short = self._nodes.depth(node) < self._form.depth
-        return is_short and self._reach[node] > least and self._nodes.may_go_on(node)
+
+@dataclass(frozen=True)
+class Plot:
+    """Room to grow.
+
+    Args:
+        rows: most nodes that may hang on this one.
+        reach: estimate of the probability that the text gets here.
+        expected: tokens that a chain to here promises, this one included.
+    """
+
+    rows: int
+    reach: float
+    expected: float
+
+
+def shared(ranking: Ranked, plot: Plot, levels: int, least: float) -> list[Plot]:
+    """Each child's part of a node's plot: the drawn child's, then those of the likeliest tokens; [] for no children.
+
+    Args:
+        ranking: of the law after the node, one token more than there are rows, as far as it has them.
+        plot: the node's.
+        levels: longest path below it.
+        least: what a row must be worth.
+    """
+    best, most = list[Plot](), 0.0
+    for num_extras in range(min(len(ranking), plot.rows)):
+        extras = [p for _, p in ranking[:num_extras]]
+        drawn = (max(0.0, 1 - sum(extras)) + ranking[num_extras][1]) / 2
+        reaches = [plot.reach * p for p in (drawn, *extras)]
+        rows, worth = _rows_of_chains(reaches, plot.rows, levels, least)
+        if worth <= most:
+            break
+        best = [Plot(n - 1, reach, plot.expected + reach) for n, reach in zip(rows, reaches, strict=True)]
+        most = worth
+    return best
+
+
+def _rows_of_chains(reaches: list[float], rows: int, levels: int, least: float) -> tuple[list[int], float]:
+    """Rows shared among chains that begin with these probabilities, one at least each, and what they are worth."""
+    lengths, worth = [1] * len(reaches), sum(reaches) - len(reaches) * least
+    heap = [(-reach * KEPT, i) for i, reach in enumerate(reaches)]
+    heapify(heap)
+    for _ in range(rows - len(reaches)):
+        while heap and lengths[heap[0][1]] == levels:
+            heappop(heap)
+        if not heap or -heap[0][0] <= least:
+            break
+        value, i = heap[0]
+        heapreplace(heap, (value * KEPT, i))
+        lengths[i] += 1
+        worth -= value + least
+    return lengths, worth
 
 
 class LikeliestTree:
