@@ -36,9 +36,9 @@ class ModelDrafter:
         cache: an empty cache of the model's kind, for so many slots, to be the drafter's own; None makes one.
         tree: "chain"; "auto"; a `Shape`; or its text: children per level such as "4.2.1", or a JSON file of rank paths.
             A shape that is larger than a budget loses its last nodes.
-        depth: longest path of an "auto" tree, 1 to 64; each level costs a forward of the draft model.
+        depth: longest path of an "auto" tree, 1 to 32; each level costs a forward of the draft model.
         row_cost: cost of one more row in the target's forward, in units of a forward of one row, 0 or more: an "auto"
-            tree ends where a row is not worth it; 0 fills the budget.
+            tree ends where a row is not worth it; at 0 it ends with the budget.
 
     Raises:
         CacheTooLarge: from the model.
