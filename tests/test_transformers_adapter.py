@@ -19,6 +19,7 @@ from transformers import cache_utils
 
 from outrider.core import Block, Model, Output
 from outrider.errors import CheckpointError, InvalidOption, OutriderError, UnsupportedModel
+from outrider.models import declared
 from outrider.models import transformers as adapter
 from outrider.models.transformers import TransformersCache, TransformersModel, load_transformers
 
@@ -510,7 +511,7 @@ class StuckCache(hf.DynamicCache):
 
 
 def test_a_cache_that_says_it_cannot_crop_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "DynamicCache", StuckCache)
+    monkeypatch.setattr(declared, "DynamicCache", StuckCache)
     with pytest.raises(UnsupportedModel, match="Layer 0 of LlamaForCausalLM keeps its past in a StuckLayer"):
         TransformersModel(build(CONFIGS["Llama"]()))
 
@@ -547,13 +548,6 @@ def test_weights_that_give_nan_are_refused() -> None:
 def test_what_is_no_transformers_model_is_refused() -> None:
     with pytest.raises(InvalidOption, match="load_transformers"):
         TransformersModel(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
-
-
-def test_trees_are_refused(llama: TransformersModel) -> None:
-    cache = llama.new_cache(1, CONTEXT)
-    block = Block(torch.tensor([[4, 5]]), torch.tensor([[0, 1]]), (0,), (2,), torch.ones(1, 2, 2, dtype=torch.bool))
-    with pytest.raises(UnsupportedModel, match="Tree drafts are not supported for transformers models yet"):
-        llama.forward(block, cache)
 
 
 # --- loading

@@ -4,7 +4,8 @@ Every slot has a `transformers` cache of its own and every sequence of a block r
 run alone bit for bit. What a forward wrote past the committed length is cropped before the next one.
 
 Models whose past cannot be cut (sliding windows, recurrent and hybrid layers, encoder-decoders) are refused when the
-adapter is made: first by what their config and cache declare, then by what they do (see `_probe`).
+adapter is made: first by what their config and cache declare, then by what they do (see `_probe`). Whether trees can be
+verified is found out in the same way (see `_takes_trees`); chains never get an attention mask.
 """
 
 from __future__ import annotations
@@ -20,17 +21,13 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from outrider import tree
 from outrider.core import Block, Output
 from outrider.errors import CheckpointError, InvalidOption, UnsupportedModel
+from outrider.models.declared import INSTEAD, first_line, refuse_declared, window
 
 UNBOUNDED_CONTEXT = 1 << 20
 """Context length of a model whose config states none (ALiBi models such as BLOOM)."""
-
-_PLAIN_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}
-"""Cache layers of keys and values alone. Recurrent ones cannot go back; indexed ones (DeepSeek V3.2) can, but choose
-their keys by a top-k whose ties fall otherwise in another block."""
-
-_INSTEAD = "Decode it with its own generate()."
 
 
 class TransformersCache:
@@ -110,12 +107,12 @@ class TransformersModel:
             raise InvalidOption("model", type(model).__name__, "a transformers PreTrainedModel", fix)
         self.model = model.eval()
         self.device: torch.device = model.device
-        self.takes_trees = False
         self.precision = str(model.dtype).removeprefix("torch.")
         self.context_length = _context_length(model.config, context_length)
         self._parameters = frozenset(inspect.signature(type(model).forward).parameters)
-        _refuse_declared(model, self._parameters, self.context_length)
+        refuse_declared(model, self._parameters, self.context_length)
         self.vocab_size = _probe(self)
+        self.takes_trees = _takes_trees(self)
 
     def new_cache(self, slots: int, capacity: int) -> TransformersCache:
         """An empty cache for so many slots; its capacity is at most the model's context length."""
@@ -133,24 +130,41 @@ class TransformersModel:
             Logits [B, N, V] in float32 on the model's device, or None for a prefill block.
 
         Raises:
-            UnsupportedModel: the block is a tree.
+            UnsupportedModel: a tree, for a model that takes chains only.
         """
-        if block.ancestors is not None:
-            raise UnsupportedModel("Tree drafts are not supported for transformers models yet; chains work.")
         logits = None if block.prefill else torch.zeros(*block.tokens.shape, self.vocab_size, device=self.device)
         for row, (slot, width) in enumerate(zip(block.slots, block.widths, strict=True)):
             tokens, positions = block.tokens[row, :width], block.positions[row, :width]
             start = cache.lengths[slot]
-            assert positions.tolist() == list(range(start, start + width)), "positions do not continue the slot"
+            ancestors = None if block.ancestors is None else _unless_chain(block.ancestors[row, :width, :width])
+            if ancestors is not None and not self.takes_trees:
+                raise UnsupportedModel(f"{type(self.model).__name__} takes no attention mask for trees, only chains.")
+            depths = torch.arange(width) if ancestors is None else ancestors.sum(-1) - 1
+            assert positions.tolist() == (start + depths).tolist(), "positions do not continue the slot"
             positions = positions.clamp(max=self.context_length - 1)  # rows past the context are padding
-            found = self.run(tokens, positions, cache.open(slot, width), all_logits=not block.prefill)
+            found = self.run(tokens, positions, cache.open(slot, width), ancestors, all_logits=not block.prefill)
             if logits is not None:
                 logits[row, :width] = found
         return Output(logits)
 
     @torch.inference_mode()
-    def run(self, tokens: torch.Tensor, positions: torch.Tensor, cache: Any, all_logits: bool = True) -> torch.Tensor:
+    def run(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        cache: Any,
+        ancestors: torch.Tensor | None = None,
+        *,
+        all_logits: bool = True,
+    ) -> torch.Tensor:
         """Run [n] tokens of one sequence on its own `transformers` cache, which they are appended to.
+
+        Args:
+            tokens: [n] ids.
+            positions: [n] absolute.
+            cache: holds what came before, and nothing else.
+            ancestors: [n, n] bool, what each token sees of the others; None for a chain.
+            all_logits: False where only the cache rows are wanted.
 
         Returns:
             Logits [n, V], or [1, V] of the last token where the model can leave out the others.
@@ -164,6 +178,8 @@ class TransformersModel:
             "use_cache": True,
             "logits_to_keep": 0 if all_logits else 1,  # 0 means all
         }
+        if ancestors is not None:
+            offered["attention_mask"] = _additive(ancestors, cache.get_seq_length()).to(self.device, self.model.dtype)
         taken = {name: value for name, value in offered.items() if name in self._parameters}
         output = self.model(input_ids=tokens[None].to(self.device), return_dict=True, **taken)
         return output.logits[0].float()  # type: ignore[no-any-return]
@@ -198,17 +214,17 @@ def load_transformers(
         )
     except OSError as error:
         raise CheckpointError(
-            f"No model could be read at {name_or_path!r}: {_first_line(error)} "
+            f"No model could be read at {name_or_path!r}: {first_line(error)} "
             "Give a folder with config.json and *.safetensors files, or the id of one on the Hugging Face hub."
         ) from error
     except ValueError as error:
         raise UnsupportedModel(
-            f"transformers has no causal language model for {name_or_path!r}: {_first_line(error)} "
+            f"transformers has no causal language model for {name_or_path!r}: {first_line(error)} "
             "Checkpoints that bring their own code are not run; use an architecture that transformers includes."
         ) from error
     except Exception as error:  # safetensors and torch raise their own kinds for damaged files and wrong shapes
         raise CheckpointError(
-            f"The weights at {name_or_path!r} cannot be loaded: {_first_line(error)} Download or convert them again."
+            f"The weights at {name_or_path!r} cannot be loaded: {first_line(error)} Download or convert them again."
         ) from error
     for kind in ("missing_keys", "unexpected_keys"):
         if info[kind]:
@@ -225,7 +241,7 @@ def _check_placement(dtype: torch.dtype | str, device: torch.device | str) -> No
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise InvalidOption("device", str(device), "a device of this torch and machine", _first_line(error)) from error
+        raise InvalidOption("device", str(device), "a device of this torch and machine", first_line(error)) from error
 
 
 def _empty_cache(config: Any) -> DynamicCache:
@@ -233,6 +249,17 @@ def _empty_cache(config: Any) -> DynamicCache:
     # A window layer drops rows as it fills; a plain one keeps them, and the context fits in the window.
     cache.layers = [DynamicLayer() if getattr(layer, "is_sliding", False) else layer for layer in cache.layers]
     return cache
+
+
+def _unless_chain(ancestors: torch.Tensor) -> torch.Tensor | None:
+    """[n, n] bool, or None if every token sees all before it."""
+    return None if torch.equal(ancestors, torch.ones_like(ancestors).tril()) else ancestors
+
+
+def _additive(ancestors: torch.Tensor, start: int) -> torch.Tensor:
+    """[1, 1, n, start + n] float32, what is added to attention scores: 0 where a token may look, -inf elsewhere."""
+    hidden = torch.nn.functional.pad(~ancestors, (start, 0))
+    return torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)[None, None]
 
 
 def _crop(cache: Any, length: int) -> None:
@@ -254,51 +281,6 @@ def _context_length(config: Any, wanted: int | None) -> int:
     if wanted is not None and not 1 <= wanted <= limit:
         raise InvalidOption("context_length", wanted, f"1 to {limit} for this model")
     return wanted or limit
-
-
-def _refuse_declared(model: PreTrainedModel, parameters: frozenset[str], context_length: int) -> None:
-    """Refuse what the class, the config or the kind of cache says cannot be rolled back."""
-    name = type(model).__name__
-    if model.config.is_encoder_decoder:
-        raise UnsupportedModel(f"{name} is an encoder-decoder model; only decoder-only models are supported.")
-    if not model.can_generate():
-        raise UnsupportedModel(f"{name} has no language modelling head; load it with AutoModelForCausalLM.")
-    if not parameters & {"cache", "past_key_values"}:
-        raise UnsupportedModel(f"{name}.forward takes no key/value cache that could be rolled back. {_INSTEAD}")
-    kinds = _layer_kinds(model.config)
-    for index, layer in enumerate(_declared_cache(model).layers):
-        where = f"Layer {index} of {name}" + (f" ({kinds[index]})" if index < len(kinds) else "")
-        _refuse_layer(where, layer, context_length)
-    if getattr(model, "_is_stateful", False):
-        listed = ", ".join(sorted(set(kinds))) or "layer types not listed"
-        raise UnsupportedModel(f"{name} ({listed}) keeps a state that cannot be rolled back. {_INSTEAD}")
-
-
-def _declared_cache(model: PreTrainedModel) -> DynamicCache:
-    try:
-        return DynamicCache(config=model.config)
-    except Exception as error:  # an unknown layer type is a KeyError there, a missing window a TypeError
-        text = f"transformers makes no cache for {type(model).__name__}: {_first_line(error)} {_INSTEAD}"
-        raise UnsupportedModel(text) from error
-
-
-def _refuse_layer(where: str, layer: Any, context_length: int) -> None:
-    kind = type(layer).__name__
-    if kind not in _PLAIN_LAYERS:
-        raise UnsupportedModel(
-            f"{where} keeps its past in a {kind}, not in plain keys and values that can be rolled back. {_INSTEAD}"
-        )
-    window = getattr(layer, "sliding_window", None)
-    if window is not None and window < context_length:
-        raise UnsupportedModel(
-            f"{where} forgets what is more than {window} tokens back ({kind}), less than the context of "
-            f"{context_length}, and cannot be rolled back after that. Pass context_length={window} to stop there."
-        )
-
-
-def _layer_kinds(config: Any) -> Ordered[str]:
-    text = config.get_text_config(decoder=True)
-    return getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
 
 
 @dataclass(frozen=True)
@@ -336,19 +318,56 @@ def _probe(model: TransformersModel) -> int:
     try:
         trial = _trial(model, config.get_text_config(decoder=True).vocab_size)
     except Exception as error:  # a model may fail in any way on a cache that it was not written for
-        raise UnsupportedModel(f"{name} failed on a cache of {kinds}: {_first_line(error)} {_INSTEAD}") from error
+        raise UnsupportedModel(f"{name} failed on a cache of {kinds}: {first_line(error)} {INSTEAD}") from error
     if trial.fresh.ndim != 2 or 0 in trial.fresh.shape or trial.fresh.isnan().any():
         shape = list(trial.fresh.shape)
         raise UnsupportedModel(f"{name} gives logits {shape} for 3 tokens, or NaN; check its weights and dtype.")
     # Roll-back and fresh cache call the same kernels on the same shapes, so they may differ by much less.
     scale, noise = float(trial.fresh.abs().max()), torch.finfo(model.model.dtype).eps ** 0.5
     if not torch.allclose(trial.rolled, trial.fresh, rtol=0, atol=scale * noise / 8):
-        raise UnsupportedModel(f"{name} remembers rows that were cropped from its cache of {kinds}. {_INSTEAD}")
+        raise UnsupportedModel(f"{name} remembers rows that were cropped from its cache of {kinds}. {INSTEAD}")
     if not torch.allclose(trial.uncached, trial.fresh, rtol=0, atol=scale * noise):
-        raise UnsupportedModel(f"{name} gives other logits with its cache of {kinds} than without one. {_INSTEAD}")
+        raise UnsupportedModel(f"{name} gives other logits with its cache of {kinds} than without one. {INSTEAD}")
     return trial.fresh.shape[-1]
 
 
-def _first_line(error: Exception) -> str:
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return line if line.endswith((".", "!", "?")) else line + "."
+_TWIGS = ((0, 1, 3, 5), (0, 2, 4, 6))
+"""Rows of two chains that share their first token and take turns otherwise: a tree of seven rows."""
+_TWO_TWIGS = (-1, -1, 0, 1, 2, 3)
+
+_MASKED_ATTENTION = ("sdpa", "eager")
+"""Implementations that take any mask; others ignore it or, like flex attention on a CPU, may end the process."""
+
+
+def _takes_trees(model: TransformersModel) -> bool:
+    """Whether a tree gives the logits of its chains, in the model's own attention on its own device.
+
+    Yes only if the trial could have told: if a forgotten mask, and positions counted by row, make much more difference.
+    """
+    config = model.model.config
+    masked = "attention_mask" in model._parameters and config._attn_implementation in _MASKED_ATTENTION
+    if not masked or window(config) < model.context_length:
+        return False
+    try:
+        wanted, found, blind = _tree_trial(model)
+    except Exception:  # a kernel that takes no such mask may say so in any way
+        return False
+    scale, noise = float(wanted.abs().max()), torch.finfo(model.model.dtype).eps ** 0.5
+    error, least = float((found - wanted).abs().max()), min(float((each - wanted).abs().max()) for each in blind)
+    return error <= scale * noise and error * 8 < least
+
+
+def _tree_trial(model: TransformersModel) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Logits [7, V] of two twigs as chains; as a tree; and as trees without a mask or with wrong positions."""
+    tokens = torch.arange(1, 11) * model.vocab_size // 11
+    mask, places = tree.ancestors(_TWO_TWIGS, 7), 3 + torch.tensor(tree.depths(_TWO_TWIGS))
+
+    def run(rows: list[int], positions: torch.Tensor, ancestors: torch.Tensor | None) -> torch.Tensor:
+        cache = _empty_cache(model.model.config)
+        model.run(tokens[:3], torch.arange(3), cache)
+        return model.run(tokens[3:][rows], positions, cache, ancestors)
+
+    wanted, rows = torch.empty(7, model.vocab_size, device=model.device), list(range(7))
+    for twig in _TWIGS:
+        wanted[list(twig)] = run(list(twig), torch.arange(3, 7), None)
+    return wanted, run(rows, places, mask), [run(rows, places, None), run(rows, torch.arange(3, 10), mask)]
