@@ -49,3 +49,14 @@ def awkward_laws() -> list[Law]:
     ]
     cut = np.where(laws[3] > 2e-4, laws[3], 0.0)
     return [*laws, cut, cut.astype(np.float32), np.eye(1, 2048, 2047)[0]]
+
+
+def hard_pairs() -> list[tuple[Law, Law]]:
+    """(target, draft) rows: nearly equal, rounded, nearly one-hot, disjoint."""
+    pairs = []
+    for law in awkward_laws():
+        wobble = 1 + 1e-7 * np.where(np.arange(len(law)) % 2, 1, -1)
+        flat = np.full(len(law), 1 / len(law), dtype=law.dtype)
+        pairs += [(law, law.copy()), (law, law * wobble), (law * wobble, law), (law, flat), (flat, law)]
+        pairs += [(law, law[::-1].copy()), (rounded(law, torch.bfloat16), law)]
+    return [(target, draft) for target, draft in pairs if target.any() and draft.any()]

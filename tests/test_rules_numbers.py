@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from enumeration import POSITION, emitted_law, law_error, random_model, sampled_chain
-from hard_laws import LARGEST_BELOW_ONE, awkward_laws, forced, rounded, softmax
-from outrider.core import Draft, Law, Rule
+from hard_laws import LARGEST_BELOW_ONE, forced, hard_pairs, softmax
+from outrider.core import Draft, Rule
 from outrider.rules import RULES, streams
 from outrider.rules.chain import residual
 
@@ -16,17 +15,6 @@ every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: ru
 lossless_rules = pytest.mark.parametrize(
     "rule", [rule for rule in RULES.values() if rule.lossless], ids=lambda rule: rule.name
 )
-
-
-def hard_pairs() -> list[tuple[Law, Law]]:
-    """(target, draft) rows: nearly equal, rounded, nearly one-hot, disjoint."""
-    pairs = []
-    for law in awkward_laws():
-        wobble = 1 + 1e-7 * np.where(np.arange(len(law)) % 2, 1, -1)
-        flat = np.full(len(law), 1 / len(law), dtype=law.dtype)
-        pairs += [(law, law.copy()), (law, law * wobble), (law * wobble, law), (law, flat), (flat, law)]
-        pairs += [(law, law[::-1].copy()), (rounded(law, torch.bfloat16), law)]
-    return [(target, draft) for target, draft in pairs if target.any() and draft.any()]
 
 
 @every_rule

@@ -69,6 +69,12 @@ def with_replacement(law: Law, count: int, coins: Coins, position: int) -> list[
     return [(coins.categorical(law, position), law) for _ in range(count)]
 
 
+def several_drafters(law: Law, count: int, coins: Coins, position: int) -> list[Child]:
+    """SpecInfer: every child is another drafter's, with that drafter's own law."""
+    laws = [np.roll(law, place) for place in range(count)]
+    return [(coins.categorical(own, position), own) for own in laws]
+
+
 def without_replacement(law: Law, count: int, coins: Coins, position: int) -> list[Child]:
     found: list[Child] = []
     while len(found) < count and law.any():
@@ -109,6 +115,7 @@ def by_depth(law: Law, count: int, coins: Coins, position: int) -> list[Child]:
 
 EXACT_FAMILIES: tuple[Family, ...] = (
     with_replacement,
+    several_drafters,
     without_replacement,
     likeliest_ones,
     one_drawn_then_extras,
