@@ -10,6 +10,7 @@ import torch
 
 from checkpoints import Kind, tiny_model, write_gguf
 from engine_runs import LIMIT, finish, new_tokens, p_value, sample
+from outrider.cache import KEY_BLOCK
 from outrider.core import Block
 from outrider.drafters.early_exit import EarlyExitDrafter
 from outrider.drafters.none import NoDrafter
@@ -65,6 +66,17 @@ def test_greedy_text_is_that_of_plain_decoding_with_joins_leaves_and_rejections(
     assert target.num_rows_saved > 0
 
 
+def test_the_embedded_model_writes_the_same_text(smollm2, smollm2_tokenizer):
+    requests = [smollm2_tokenizer.encode(text) for text in ("The capital of France is", "1, 2, 3, 4, 5, 6,")]
+    expected = texts(engine_of(smollm2("q4"), NoDrafter()), requests, max_new_tokens=16)
+    target, drafter = early(smollm2("q4"), layers=26)
+    engine = engine_of(target, drafter, slots=2)
+    sequences = [engine.add(prompt, max_new_tokens=16) for prompt in requests]
+    rounds = [r for each in finish(engine).values() for r in each]
+    assert [new_tokens(s) for s in sequences] == expected
+    assert 0 < sum(r.num_accepted for r in rounds) < sum(r.num_drafted for r in rounds)
+
+
 def test_coupled_text_is_that_of_plain_decoding_at_any_temperature(decoder):
     options = {"sampling": Sampling(temperature=0.8), "max_new_tokens": 12}
     expected = texts(engine_of(decoder, NoDrafter(), "coupled"), prompts(4), **options)
@@ -72,11 +84,11 @@ def test_coupled_text_is_that_of_plain_decoding_at_any_temperature(decoder):
     assert texts(engine_of(target, drafter, "coupled", slots=2), prompts(4), **options) == expected
 
 
-def drafted_block(target, slots, rng):
+def drafted_block(target, slots, rng, shortest=1):
     """Some tokens in a cache, drafts on top of them, and the block that verifies these and other tokens."""
-    cache = target.new_cache(slots, 64)
+    cache = target.new_cache(slots, shortest + 63)
     for slot in range(slots):
-        prompt = torch.tensor([[rng.randrange(3, VOCAB) for _ in range(rng.randint(1, 9))]])
+        prompt = torch.tensor([[rng.randrange(3, VOCAB) for _ in range(rng.randint(shortest, shortest + 8))]])
         length = prompt.shape[1]
         target.forward(Block(prompt, torch.arange(length)[None], (slot,), (length,), prefill=True), cache)
         cache.commit(slot, range(length))
@@ -98,10 +110,11 @@ def drafted_block(target, slots, rng):
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_verification_that_starts_behind_the_first_layers_gives_the_very_bits(decoder, slots):
+@pytest.mark.parametrize("shortest", [1, KEY_BLOCK - 8])
+def test_verification_that_starts_behind_the_first_layers_gives_the_very_bits(decoder, slots, shortest):
     rng, target = random.Random(slots), EarlyExitTarget(decoder, 2)
     for _ in range(6):
-        cache, block = drafted_block(target, slots, rng)
+        cache, block = drafted_block(target, slots, rng, shortest)
         saved = target.num_rows_saved
         short = target.forward(block, cache).logits
         assert target.num_rows_saved > saved
