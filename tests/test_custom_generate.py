@@ -309,7 +309,7 @@ def prepared(model: Any, **settings: Any) -> Any:
 class AcceptAll:
     """A rule that keeps every draft: the planted bug behind all speculation."""
 
-    name, lossless, proposals = "accept-all", True, frozenset({"sampled", "point_mass"})
+    name, lossless, trees, proposals = "accept-all", True, False, frozenset({"sampled", "point_mass"})
 
     def verify(self, draft: Draft, target_probs: Any, coins: Any, position: int) -> Verdict:
         last = coins.categorical(target_probs[len(draft)], position + len(draft))
@@ -737,6 +737,7 @@ class Raises:
         raise RuntimeError("planted")
 
 
+@pytest.mark.filterwarnings("ignore::outrider.errors.DrafterWarning")
 def test_a_drafter_that_fails_costs_speed_and_is_reported(llama: Any) -> None:
     with pytest.warns(UserWarning, match="The drafter failed.*RuntimeError: planted"):
         ids = decode(llama, Raises(), **ONE, max_new_tokens=40, do_sample=False)

@@ -4,12 +4,12 @@ import pytest
 
 import outrider.drafters
 from outrider.core import Draft
-from outrider.drafters import DRAFTERS, NoDrafter, build, check_drafter
+from outrider.drafters import CATALOGUE, NoDrafter, build, check_drafter
 from outrider.errors import InvalidOption
 from toy import BrokenDrafter, ScriptedDrafter, make_sequence
 
 
-@pytest.mark.parametrize("name", list(DRAFTERS))
+@pytest.mark.parametrize("name", [name for name, entry in CATALOGUE.items() if entry.is_free])
 def test_each_name_builds_a_new_drafter_of_that_name(name):
     drafter = build(name)
     check_drafter(drafter)
@@ -17,10 +17,23 @@ def test_each_name_builds_a_new_drafter_of_that_name(name):
     assert build(name) is not drafter
 
 
-@pytest.mark.parametrize("name", ["medusa-9000", "", "NGRAM", "model"])
+@pytest.mark.parametrize("name", ["medusa-9000", "", "NGRAM"])
 def test_an_unknown_name_is_refused_with_the_known_ones(name):
-    with pytest.raises(InvalidOption, match=r"none, ngram, suffix, model:ID, auto"):
+    with pytest.raises(InvalidOption, match=r"none, ngram, suffix, .*model:ID, A\+B, auto"):
         build(name)
+
+
+@pytest.mark.parametrize("name", ["model:some/where", "early-exit:3", "quantised", "suffix+quantised"])
+def test_a_drafter_that_needs_a_model_is_built_where_models_are_loaded(name):
+    with pytest.raises(InvalidOption, match=r"needs no model.*outrider.load"):
+        build(name)
+
+
+def test_drafters_without_a_model_combine():
+    drafter = build("suffix:min_match=3+recycling")
+    assert drafter.name == "suffix+recycling"
+    assert drafter.proposal == "point_mass"
+    check_drafter(drafter)
 
 
 def test_no_drafter_drafts_nothing():

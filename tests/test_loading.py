@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 import outrider
 from checkpoints import save_folder, tiny_model, write_gguf
 from outrider.drafters import NgramDrafter
-from outrider.errors import CheckpointError, InvalidOption, OutriderError, VocabularyMismatch
+from outrider.errors import CheckpointError, InvalidOption, OutriderError
 from outrider.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.decoder import Decoder
 from outrider.models.precision import MAX_KL, SAMPLE_TEXT, choose_precision, known_distances, mean_kl
@@ -25,10 +26,14 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     ("option", "value", "named"),
     [
-        ("drafter", "ngrams", "none, ngram, suffix, model:ID, auto"),
-        ("drafter", "model:", "none, ngram, suffix, model:ID, auto"),
+        (
+            "drafter",
+            "ngrams",
+            "none, ngram, suffix, lookahead, recycling, early-exit:LAYERS, quantised, model:ID, A+B, auto",
+        ),
+        ("drafter", "model:", "model:ID and options"),
         ("drafter", object(), "propose"),
-        ("rule", "exact", "auto, block, coupled, point-mass, token, typical"),
+        ("rule", "exact", "auto, block, coupled, point-mass, recursive, token, traversal, typical"),
         ("rule", "block", "point-mass"),
         ("rule", "typical", "allow_lossy"),
         ("precision", "int8", "auto, float32, bfloat16, float16, q4"),
@@ -67,15 +72,19 @@ def test_invariant_mode_limits_the_draft() -> None:
         outrider.load("smollm2", num_draft_tokens=16, invariant=True)
 
 
-def test_a_draft_of_another_vocabulary_is_refused_naming_the_first_id(tmp_path: Path) -> None:
+def test_a_draft_of_another_vocabulary_is_translated_and_says_so(tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     from checkpoints import byte_level_tokenizer
 
     folder = save_folder(tiny_model("llama"), tmp_path)
     PreTrainedTokenizerFast(tokenizer_object=byte_level_tokenizer(), eos_token="<|im_end|>").save_pretrained(folder)
-    with pytest.raises(VocabularyMismatch, match=r"id \d+ is .* in the target and .* in the draft"):
-        outrider.load("smollm2", precision="q4", context_length=64, drafter=f"model:{folder}")
+    engine = outrider.load("smollm2", precision="q4", context_length=64, drafter=f"model:{folder}")
+    stats = engine.generate("One, two.", max_new_tokens=6, temperature=0.8, seed=1).stats
+    assert re.fullmatch(r"(token|string) level, \d+ of [\d,]+ tokens shared", stats.note)
+    assert stats.broken_draft is None
+    with pytest.raises(InvalidOption, match="another tokenizer"):
+        outrider.load("smollm2", precision="q4", context_length=64, drafter=f"model:{folder},tree=auto")
 
 
 def test_a_model_drafts_for_itself_and_everything_is_accepted() -> None:
@@ -124,5 +133,67 @@ def test_every_error_of_ours_has_one_base() -> None:
     from outrider import errors
 
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
-    assert len(kinds) == 7
-    assert all(issubclass(kind, OutriderError) for kind in kinds)
+    ours = [kind for kind in kinds if not issubclass(kind, Warning)]
+    assert len(ours) == 7
+    assert all(issubclass(kind, OutriderError) for kind in ours)
+
+
+@pytest.mark.parametrize(
+    ("typed", "kind", "note"),
+    [
+        ("suffix:branches=3,min_match=1", "suffix", ""),
+        ("recycling:row_cost=0.1", "recycling", ""),
+        ("lookahead:window=2,ngram=3,candidates=2", "lookahead", ""),
+        ("early-exit:20", "early-exit", ""),
+        ("suffix+early-exit:20", "suffix+early-exit", "suffix in"),
+    ],
+)
+def test_every_drafter_of_the_embedded_model_gives_the_plain_text(typed: str, kind: str, note: str) -> None:
+    prompt = "Repeat: one two three four one two three four one two three"
+    options = {"precision": "float16", "context_length": 128, "slots": 1}
+    plain = outrider.load("smollm2", drafter="none", **options).generate(prompt, max_new_tokens=16)
+    result = outrider.load("smollm2", drafter=typed, **options).generate(prompt, max_new_tokens=16)
+    assert result.text == plain.text
+    assert (result.stats.drafter, result.stats.note[: len(note)]) == (kind, note)
+    assert result.stats.num_draft_tokens > 0
+    assert result.stats.broken_draft is None
+
+
+def test_a_narrower_copy_of_the_target_drafts_for_it() -> None:
+    options = {"context_length": 64, "slots": 1}
+    engine = outrider.load("smollm2", drafter="quantised", precision="float16", **options)
+    stats = engine.generate("Name two fruits.", max_new_tokens=16).stats
+    assert stats.mean_acceptance_length > 1.5
+    with pytest.raises(InvalidOption, match="nothing narrower"):
+        outrider.load("smollm2", drafter="quantised", precision="q4", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drafter": "early-exit:30"}, r"1 to 29.*has 30 layers"),
+        ({"drafter": "early-exit:x"}, "N from 1 to 29"),
+        ({"drafter": "suffix:branches=0"}, "branches"),
+        ({"drafter": "lookahead:window=99"}, "window"),
+        ({"drafter": "recycling", "rule": "token"}, "rule is 'token'.*takes trees"),
+        ({"drafter": "ngram", "corpus": ["x.txt"]}, "corpus.*suffix"),
+        ({"drafter": "suffix", "corpus": ["no-such-file.txt"]}, "corpus.*no-such-file"),
+        ({"drafter": "early-exit:3", "invariant": True}, "invariant"),
+    ],
+)
+def test_drafters_that_cannot_be_had_are_refused_by_name(options: dict, message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        outrider.load("smollm2", precision="q4", context_length=64, slots=1, **options)
+
+
+def test_a_prediction_is_drafted_and_a_corpus_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    options = {"precision": "q4", "context_length": 128, "slots": 1}
+    prompt = "Write the first ten numbers as words."
+    plain = outrider.load("smollm2", drafter="none", **options).generate(prompt, max_new_tokens=24)
+    (tmp_path / "text.txt").write_text(f"Something else. {plain.text} And more.", encoding="utf-8")
+    predicted = outrider.load("smollm2", **options).generate(prompt, prediction=plain.text, max_new_tokens=24)
+    looked_up = outrider.load("smollm2", corpus=[tmp_path / "text.txt"], **options).generate(prompt, max_new_tokens=24)
+    for result in (predicted, looked_up):
+        assert result.token_ids == plain.token_ids
+        assert result.stats.mean_acceptance_length > 2

@@ -177,7 +177,7 @@ class TextEngine:
         stop: str | Ordered[str] = (),
         stop_ids: Iterable[int] | None = None,
         seed: int | None = None,
-        prediction: Prompt = (),
+        prediction: Prompt | None = None,
         **sampling: Any,
     ) -> Sequence:
         """Queue a request without waiting for it; `step` or any other call drives it on.
@@ -200,7 +200,7 @@ class TextEngine:
         """
         ids = self._encode(prompt, messages, raw)
         text = TextStream(self.tokenizer.decode, _stop_strings(stop))
-        expected = self.tokenizer.encode(prediction) if isinstance(prediction, str) else prediction
+        expected = self.tokenizer.encode(prediction) if isinstance(prediction, str) else prediction or ()
         ends = self.tokenizer.stop_ids if stop_ids is None else stop_ids
         settings = _sampling(sampling)
         with self._lock:

@@ -47,7 +47,7 @@ def load(
     device: str = "cpu",
     threads: int | None = None,
     tokenizer: Any = None,
-    corpus: Ordered[str | Path] = (),
+    corpus: Ordered[str | Path] | None = None,
     progress: Progress | None = None,
 ) -> TextEngine:
     """Load a target and a drafter and put them into an engine.
@@ -58,8 +58,7 @@ def load(
         drafter: "none", "ngram", "suffix", "lookahead", "recycling", "early-exit:LAYERS", "quantised", "model:ID" (ID
             as for target), several joined by "+", "auto", or an object with the methods of `outrider.Drafter`. Options
             follow a colon: "suffix:branches=3,min_match=2". `outrider drafters` lists them all.
-        num_draft_tokens: most tokens to draft per round, 0 to 64, or "auto": from what was accepted lately, and for
-            trees as many as are worth their rows.
+        num_draft_tokens: most tokens to draft per round, 0 to 64, or "auto": what was accepted lately decides.
         rule: "auto" (by draft and temperature), "token", "block", "recursive", "traversal", "point-mass", "coupled", or
             "typical" (lossy).
         precision: "float32", "bfloat16", "float16", "q4", or "auto": the fastest within 1e-3 nats of float32.
@@ -71,8 +70,7 @@ def load(
         device: "cpu" or a CUDA device.
         threads: CPU threads of this whole process; None leaves torch's setting.
         tokenizer: only with a loaded transformers model: its transformers tokenizer; None for the one saved with it.
-        corpus: text files for the suffix drafter to look things up in, beside prompt and output; their index is built
-            once and kept in a cache folder.
+        corpus: text files for the suffix drafter to look things up in; their index is built once and kept.
         progress: called while layers load.
 
     Raises:
@@ -83,23 +81,18 @@ def load(
         drafter=drafter, num_draft_tokens=num_draft_tokens, rule=rule, precision=precision, invariant=invariant
     )
     choices = parse_drafter(drafter)
-    check_sources(choices, corpus=corpus)
+    check_sources(choices, corpus=corpus or ())
     _set_threads(threads)
     place = torch_device(device)
     opened = open_model(target, precision, place, progress, tokenizer, context_length)
-    if invariant and not getattr(opened.model, "pads_to_same_bits", False):
-        raise InvalidOption("invariant", True, "False for this target", "It needs the native decoder on a CPU.")
-    length = min(opened.model.context_length, DEFAULT_CONTEXT) if context_length is None else context_length
-    model = _with_way_out(choices, opened)
+    model = _with_way_out(choices, opened, invariant)
+    length = min(model.context_length, DEFAULT_CONTEXT) if context_length is None else context_length
     if isinstance(drafter, str):
         texts = _corpus(corpus, opened, progress)
-        built = build_drafter(choices, Setting(opened, model, slots, length, place, texts, progress))
-    else:
-        built = drafter
-    chosen = _rule(rule, built, allow_lossy)
+        drafter = build_drafter(choices, Setting(opened, model, slots, length, place, texts, progress))
+    chosen, pace = _rule(rule, drafter, allow_lossy), _pace(num_draft_tokens, choices)
     _check_trees(choices, chosen, model)
-    pace = _pace(num_draft_tokens, choices)
-    engine = Engine(model, built, chosen, pace, slots=slots, context_length=length, invariant=invariant)
+    engine = Engine(model, drafter, chosen, pace, slots=slots, context_length=length, invariant=invariant)
     return TextEngine(engine, opened.tokenizer)
 
 
@@ -173,13 +166,17 @@ def torch_device(name: str) -> torch.device:
     return device
 
 
-def _with_way_out(choices: tuple[Choice, ...], opened: Opened) -> Model:
+def _with_way_out(choices: tuple[Choice, ...], opened: Opened, invariant: bool) -> Model:
     """The target; an early-exit drafter shares its first layers."""
     layers = [choice.argument for choice in choices if choice.entry.name == "early-exit"]
-    return early_exit_target(opened.model, layers[0]) if layers else opened.model
+    model = early_exit_target(opened.model, layers[0]) if layers else opened.model
+    if invariant and not getattr(model, "pads_to_same_bits", False):
+        fix = "It needs the native decoder on a CPU, and a drafter other than early-exit."
+        raise InvalidOption("invariant", True, "False for this target", fix)
+    return model
 
 
-def _corpus(files: Ordered[str | Path], opened: Opened, progress: Progress | None) -> Corpus | None:
+def _corpus(files: Ordered[str | Path] | None, opened: Opened, progress: Progress | None) -> Corpus | None:
     if not files:
         return None
     report = None if progress is None else lambda done, total: progress("the corpus", done, total)

@@ -81,11 +81,11 @@ def collect(
     rounds: Iterable[Round],
     *,
     drafter: str,
-    note: str,
     rule: str,
     lossless: bool,
     precision: str,
     prefill_seconds: float,
+    note: str = "",
 ) -> Stats:
     """Count the rounds of one request.
 

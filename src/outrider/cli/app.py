@@ -142,7 +142,7 @@ def chat(
     /reset forgets the conversation, /stats shows the counts so far, /exit or Ctrl-D ends.
     Ctrl-C stops an answer; what there is of it stays in the conversation.
     """
-    given = {**locals(), "prediction": None}  # every option by its name
+    given = dict(locals())  # every option by its name
     screen = open_screen(quiet=quiet)
     with _leaving_cleanly(screen):
         model, request = _requested(given)
@@ -178,8 +178,8 @@ def _check_output(given: dict[str, Any]) -> None:
 def _requested(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arguments for `outrider.load` and for `TextEngine.add`; what was not given is left to them, but for the seed."""
     model, request = o.values(o.MODEL_OPTIONS, given), o.values(o.TEXT_OPTIONS, given)
-    if "prediction" in request:
-        request["prediction"] = o.read_text("prediction", request["prediction"])
+    if given.get("prediction") is not None:
+        request["prediction"] = o.read_text("prediction", given["prediction"])
     request.setdefault("seed", secrets.randbits(63))  # drawn here: a plain and a speculative run need the same one
     return model, request
 

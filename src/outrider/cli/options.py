@@ -163,7 +163,6 @@ TEXT_OPTIONS = (
     "frequency_penalty",
     "seed",
     "stop",
-    "prediction",
 )
 """Options that are arguments of `TextEngine.add`."""
 

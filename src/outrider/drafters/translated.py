@@ -1,6 +1,6 @@
 """A draft model with another tokenizer than the target, exact by one of two methods.
 
-*Token level*: draw from the draft's law restricted to the tokens that both vocabularies have (Timor et al., "token-level
+*Token level*: draw from the law restricted to the tokens that both vocabularies have (Timor et al., "token-level
 intersection", 2502.05202). The restriction comes first and the target's own settings after it, so the law that is
 declared is the law of the draw. *String level*: let the draft write text, and propose how the target spells it; such a
 draft was chosen, not drawn, so it is a point mass.
