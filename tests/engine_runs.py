@@ -108,7 +108,7 @@ class DrawsFromOneLaw:
 
 
 class RandomTrees:
-    """Trees of random shape, empty ones and chains among them; the shape follows from the text alone.
+    """Trees of random shape, empty ones and chains among them; all that is random comes from the drafting stream.
 
     Args:
         law: what drawn tokens are drawn from, wherever they stand.
@@ -126,18 +126,18 @@ class RandomTrees:
         return [self._propose(s, max(budget, 0)) for s, budget in zip(sequences, budgets, strict=True)]
 
     def _propose(self, sequence: Sequence, budget: int) -> Draft:
-        dice = np.random.default_rng([len(sequence.tokens), *sequence.tokens[-3:]])
+        coins, place = sequence.draft_coins, 1000 * len(sequence.tokens)  # where coupled noise is nobody else's
         tokens: list[int] = []
         parents: list[int] = []
         rows: list[np.ndarray | None] = []
-        for _ in range(int(dice.integers(0, 2 * budget + 1)) if budget else 0):
-            parent = int(dice.integers(-1, len(tokens)))  # decided before anything of this node is drawn
+        for _ in range(coins.categorical(np.ones(2 * budget + 1), place)):
+            parent = coins.categorical(np.ones(len(tokens) + 1), place + 2 * len(tokens) + 1) - 1  # before its token
             siblings = [tokens[i] for i, p in enumerate(parents) if p == parent]
             row = self._row(siblings)
             if len(tokens) == budget or row is None or (self.kind == "hybrid" and len(siblings) == len(self.law)):
                 break
             drawn = self.kind in ("with", "without") or (self.kind == "hybrid" and not siblings)
-            tokens.append(sequence.draft_coins.categorical(row, len(sequence.tokens) + 100 * len(tokens)))
+            tokens.append(coins.categorical(row, place + 2 * len(tokens) + 2))
             parents.append(parent)
             rows.append(row if drawn else None)
         return Draft(tuple(tokens), tuple(parents), *self._declared(rows))
@@ -151,6 +151,30 @@ class RandomTrees:
 
     def _declared(self, rows: list[np.ndarray | None]) -> tuple[Proposal, tuple[np.ndarray | None, ...] | None]:
         return self.proposal, None if self.kind == "chosen" else tuple(rows)
+
+
+class ScriptedTrees(ScriptedDrafter):
+    """What a scripted drafter drafts, hidden in a tree: wrong siblings before and after its tokens, with children."""
+
+    name = "scripted-trees"
+
+    def _propose(self, tokens: list[int], budget: int) -> Draft:
+        dice = np.random.default_rng([len(tokens), *tokens[-3:]])
+        grown: list[int] = []
+        parents: list[int] = []
+        tip = -1
+        for token in super()._propose(tokens, budget).tokens:
+            family = [*((token + 1 + i) % self.vocab_size for i in range(dice.integers(0, 3)))]
+            family.insert(int(dice.integers(0, len(family) + 1)), token)
+            places = {child: len(grown) + place for place, child in enumerate(family)}
+            grown += family
+            parents += [tip] * len(family)
+            if len(family) > 1 and dice.random() < 0.5:
+                wrong = next(child for child in family if child != token)
+                grown.append(token)
+                parents.append(places[wrong])
+            tip = places[token]
+        return Draft(tuple(grown[:budget]), tuple(parents[:budget]))
 
 
 def draft_model(target: TableModel, amount: float = 0.5, seed: int = 100) -> TableModel:
@@ -177,6 +201,7 @@ def all_drafters(target: TableModel, slots: int, reference: Ordered[int]) -> dic
             [SuffixDrafter(min_match=1, offset=1), ModelDrafter(draft_model(target), slots)], [0.0, 0.1]
         ),
         "scripted": lambda: ScriptedDrafter([reference], target.vocab_size),
+        "scripted-trees": lambda: ScriptedTrees([reference], target.vocab_size),
         "repeats": RepeatsTheLastToken,
         "one-law": lambda: DrawsFromOneLaw(rising),
         **{f"{kind}-trees": lambda kind=kind: RandomTrees(rising, kind) for kind in TREE_KINDS},
@@ -190,6 +215,7 @@ TREE_DRAFTERS = (
     "model-shape",
     "lookahead",
     "recycling",
+    "scripted-trees",
     *(f"{kind}-trees" for kind in TREE_KINDS),
 )
 
@@ -204,7 +230,11 @@ DRAFTERS_AND_RULES = [
         for name in ("none", "ngram", "suffix", "lookahead", "recycling", "scripted", "repeats", "model", "one-law")
         for rule in lossless_rules("sampled" if name in ("model", "one-law") else "point_mass")
     ),
-    *((name, rule) for name in ("suffix+model", "model-tree", "model-shape") for rule in ("auto", "coupled")),
+    *(
+        (name, rule)
+        for name in ("suffix+model", "model-tree", "model-shape", "scripted-trees")
+        for rule in ("auto", "coupled")
+    ),
     *((f"{kind}-trees", rule) for kind in TREE_KINDS for rule in ("recursive", "traversal", "coupled", "auto")),
 ]
 """Every drafter of `all_drafters` with every lossless rule that fits it."""
@@ -234,12 +264,14 @@ def p_value(counts: Mapping[tuple[int, ...], int], law: Mapping[tuple[int, ...],
     return float(chi2.sf(statistic, len(cells) - 1))
 
 
-def sample(engine: Engine, prompt: Ordered[int], num_samples: int, **request: object) -> tuple[Counter, list[Round]]:
-    """Strings of as many requests, seeded 0, 1, 2, ..., counted; and all rounds."""
+def sample(
+    engine: Engine, prompt: Ordered[int], num_samples: int, length: int | None = None, **request: object
+) -> tuple[Counter, list[Round]]:
+    """The first `length` tokens of as many requests, seeded 0, 1, 2, ..., counted; and all rounds."""
     for seed in range(num_samples):
         engine.add(prompt, seed=seed, **request)  # type: ignore[arg-type]
     rounds = finish(engine)
-    return Counter(tuple(new_tokens(s)) for s in rounds), [r for each in rounds.values() for r in each]
+    return Counter(tuple(new_tokens(s)[:length]) for s in rounds), [r for each in rounds.values() for r in each]
 
 
 def sampled(sampling: Sampling | None, temperature: float = 1.0) -> Sampling:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine_runs import DRAFTERS_AND_RULES, LIMIT, all_drafters, p_value, sample, toy_engine
+from engine_runs import DRAFTERS_AND_RULES, LIMIT, TREE_DRAFTERS, all_drafters, p_value, sample, toy_engine
 from outrider.drafters import ModelDrafter
 from outrider.errors import InvalidOption
 from outrider.generation import TextEngine
@@ -44,11 +44,16 @@ RUNS = [
 """Every drafter with every rule, alone and in a batch; the settings take turns."""
 
 
-def count(drafter, rule, slots, setting, num_samples=NUM_SAMPLES, engine_of=toy_engine):
-    """Seeded runs of LENGTH tokens: the p-value of their strings, and their rounds."""
+BEYOND = 2
+"""Tokens that texts with trees go on for after those that are counted, so that there is room for trees."""
+
+
+def count(drafter, rule, slots, setting, num_samples=NUM_SAMPLES, engine_of=toy_engine, beyond=0):
+    """Seeded runs of LENGTH tokens and `beyond`: the p-value of their first LENGTH tokens, and their rounds."""
     sampling, stop_ids = SETTINGS[setting]
-    engine = engine_of(TARGET, drafter, rule, 3, slots=slots, context_length=16)
-    strings, rounds = sample(engine, PROMPT, num_samples, sampling=sampling, stop_ids=stop_ids, max_new_tokens=LENGTH)
+    engine = engine_of(TARGET, drafter, rule, 3 + beyond, slots=slots, context_length=16)
+    options = {"sampling": sampling, "stop_ids": stop_ids, "max_new_tokens": LENGTH + beyond}
+    strings, rounds = sample(engine, PROMPT, num_samples, LENGTH, **options)
     return p_value(strings, exact_string_law(TARGET, PROMPT, LENGTH, sampling, stop_ids)), rounds
 
 
@@ -58,8 +63,11 @@ def make(name, slots):
 
 @pytest.mark.parametrize(("drafter", "rule", "slots", "setting"), RUNS)
 def test_the_emitted_strings_have_the_targets_law(drafter, rule, slots, setting):
-    p, rounds = count(make(drafter, slots), rule, slots, setting, NUM_SAMPLES if slots > 1 else NUM_SAMPLES // 2)
+    num_samples, beyond = NUM_SAMPLES if slots > 1 else NUM_SAMPLES // 2, BEYOND if drafter in TREE_DRAFTERS else 0
+    p, rounds = count(make(drafter, slots), rule, slots, setting, num_samples, beyond=beyond)
     assert p > LIMIT
+    if "trees" in drafter:
+        assert sum(r.depth < r.num_drafted for r in rounds) > num_samples / 2
     if drafter != "none":
         assert 0 < sum(r.num_accepted for r in rounds) < sum(r.num_drafted for r in rounds)
 
@@ -78,7 +86,7 @@ def test_a_draft_model_with_fewer_or_more_ids_keeps_the_targets_law(rule, size):
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize(("drafter", "rule"), DRAFTERS_AND_RULES)
 def test_every_drafter_with_every_rule_and_setting_has_the_targets_law(drafter, rule, setting):
-    p, _ = count(make(drafter, 5), rule, 5, setting, num_samples=3000)
+    p, _ = count(make(drafter, 5), rule, 5, setting, 3000, beyond=BEYOND if drafter in TREE_DRAFTERS else 0)
     assert p > LIMIT
 
 

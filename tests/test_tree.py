@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import Draft
-from outrider.tree import ancestors, depths, is_chain, paths
+from outrider.errors import InvalidOption
+from outrider.tree import ancestors, check, depths, is_chain, paths
 
 #        pending
 #        /     \
@@ -72,3 +73,28 @@ def test_every_entry_is_what_its_way_to_the_root_says(parents):
 def test_tokens_and_parents_of_different_length_are_refused():
     with pytest.raises(ValueError, match="zip"):
         paths((1, 2), (-1,))
+
+
+def test_every_tree_with_distinct_siblings_passes_the_check():
+    check(Draft(TOKENS, PARENTS))
+    check(Draft((5, 5, 5), (-1, 0, 1)))
+    check(Draft())
+
+
+@given(trees(), st.data())
+def test_a_parent_that_does_not_come_before_its_node_is_refused(parents, data):
+    if parents:
+        node = data.draw(st.integers(0, len(parents) - 1))
+        parents[node] = data.draw(st.integers(node, node + 3) | st.integers(-5, -2))
+        with pytest.raises(InvalidOption, match=rf"draft.parents\[{node}\]"):
+            check(Draft(tuple(range(len(parents))), tuple(parents)))
+
+
+def test_two_chosen_siblings_with_one_token_are_refused_and_drawn_ones_are_not():
+    law = np.full(4, 0.25)
+    twins = {"tokens": (3, 3), "parents": (-1, -1)}
+    for laws in (None, (None, None), (law, None)):
+        with pytest.raises(InvalidOption, match=r"draft.tokens\[1\] is '?3"):
+            check(Draft(**twins, proposal="hybrid", draft_probs=laws))
+    for laws in ((law, law), (None, law)):
+        check(Draft(**twins, proposal="hybrid", draft_probs=laws))
