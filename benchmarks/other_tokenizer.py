@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -29,36 +30,37 @@ def write_model(folder: Path, merges: int = 16_000) -> None:
     path = locate("smollm2")
     checkpoint, inner = open_checkpoint(path), load_tokenizer(path)._inner
     spelled = json.loads(inner.backend_tokenizer.to_str())
-    kept = kept_tokens(spelled, merges)
+    kept = kept_tokens(spelled["model"], merges)
     new_ids = {token: i for i, token in enumerate(kept)}
     rows = torch.tensor([spelled["model"]["vocab"][token] for token in kept])
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: checkpoint.tensor(name) for name in checkpoint.names}
     weights[EMBEDDING] = weights[EMBEDDING][rows]
-    save_file({name: w.half().contiguous() for name, w in weights.items()}, folder / "model.safetensors")
-    config_of(checkpoint, len(kept)).save_pretrained(folder)
+    save_file({name: weight.half().contiguous() for name, weight in weights.items()}, folder / "model.safetensors")
+    config_of(checkpoint, len(kept), new_ids[inner.eos_token]).save_pretrained(folder)
     spelled["model"] |= {"vocab": new_ids, "merges": spelled["model"]["merges"][:merges]}
     for added in spelled["added_tokens"]:
         added["id"] = new_ids[added["content"]]
     tokenizer = Tokenizer.from_str(json.dumps(spelled))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=inner.eos_token).save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=inner.eos_token, chat_template=inner.chat_template
+    ).save_pretrained(folder)
 
 
-def kept_tokens(spelled: dict, merges: int) -> list[str]:
+def kept_tokens(model: dict[str, Any], merges: int) -> list[str]:
     """The special tokens, the single bytes and what the first merges make, in the order of their spelling."""
-    vocab = spelled["model"]["vocab"]
-    made = {"".join(pair) if isinstance(pair, list) else pair.replace(" ", "") for pair in spelled["model"]["merges"]}
-    first = {
-        "".join(pair) if isinstance(pair, list) else pair.replace(" ", "")
-        for pair in spelled["model"]["merges"][:merges]
-    }
-    return sorted(token for token in vocab if token not in made or token in first)
+    made = ["".join(pair) for pair in model["merges"]]
+    dropped = set(made) - set(made[:merges])
+    return sorted(token for token in model["vocab"] if token not in dropped)
 
 
-def config_of(checkpoint: Checkpoint, vocab_size: int) -> LlamaConfig:
+def config_of(checkpoint: Checkpoint, vocab_size: int, eos_id: int) -> LlamaConfig:
+    """The model's own shape with another vocabulary."""
     c = checkpoint.config
     return LlamaConfig(
         vocab_size=vocab_size,
+        bos_token_id=None,
+        eos_token_id=eos_id,
         hidden_size=c.hidden_size,
         intermediate_size=c.intermediate_size,
         num_hidden_layers=c.num_layers,

@@ -133,7 +133,7 @@ def test_the_defaults_in_the_help_are_those_of_the_library(command):
         if name in in_words:
             assert facts.get(name) is None
             assert option.show_default == in_words[name]
-        elif facts.get(name) is not None and not isinstance(facts[name], bool):
+        elif name in facts and not isinstance(facts[name], bool) and facts[name] is not None:
             assert option.show_default == str(facts[name]), name
         elif name in facts:
             assert option.default is facts[name] is False

@@ -1,39 +1,31 @@
 """A draft model with another tokenizer than the target, exact by one of two methods.
 
-*Token level*: draw from the law restricted to the tokens that both vocabularies have (Timor et al., "token-level
-intersection", 2502.05202). The restriction comes first and the target's own settings after it, so the law that is
-declared is the law of the draw. *String level*: let the draft write text, and propose how the target spells it; such a
-draft was chosen, not drawn, so it is a point mass.
+*Token level*: draw from the draft's law restricted to the tokens that both vocabularies have (Timor et al., 2502.05202,
+"token-level intersection"). The draft's logits become a row of target ids, -inf where nothing is shared, and take the
+same road to a law as the target's: the law that is declared is the law of the draw. *String level*: the draft writes
+what it finds likeliest, and the target's spelling of it is proposed. That was chosen, not drawn, so it is a point mass.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 
 from outrider.core import Draft, Law, Model, Proposal, Sequence
 from outrider.drafters.feeding import Feeder, Text
-from outrider.drafters.vocabularies import Speller, Vocabularies
-from outrider.errors import InvalidOption, OutriderError, VocabularyMismatch
+from outrider.drafters.translation import Translation
+from outrider.drafters.vocabularies import Method, Spoken, Vocabularies, translate
+from outrider.errors import OutriderError
 from outrider.sampling import laws
 
-ENOUGH_SHARED = 0.1
-"""Share of the target's tokens from which on drafts are drawn token by token: common words are among the first tokens
-of any vocabulary, so that a tenth of it covers most of a text."""
+MAX_STEPS = 2
+"""Draft tokens that are written at most for each target token that is wanted, at the string level."""
 
-LOOK_BEHIND = 8
-"""Tokens of the text that are spelled again together with what the draft wrote, since spelling depends on them."""
-
-Method = Literal["token", "string"]
-
-
-class Codec(Speller, Protocol):
-    """A tokenizer that also reads."""
-
-    def decode(self, ids: list[int]) -> str:
-        """Text of ids; special tokens give nothing."""
-        ...
+ROOM_TO_SPARE = 1.25
+"""Texts take more draft tokens than the sample text says, or fewer."""
 
 
 class TranslatedDrafter:
@@ -44,17 +36,19 @@ class TranslatedDrafter:
         draft_tokenizer: its own.
         target_tokenizer: the target's.
         slots: as many as the engine has.
-        vocab_size: the target's.
-        capacity: cached draft tokens per slot; None for the draft's whole context.
-        method: "token", "string", or "auto": by tokens if at least a tenth of the target's are shared.
+        vocab_size: ids that the target's law has; None for those of its tokenizer.
+        method: "token", "string", or "auto": see `vocabularies.translate`.
+        capacity: tokens of the target per slot, for whose text the draft's cache has room, judged by a sample text and
+            a quarter more; None for the draft's whole context. Beyond either, drafts are empty.
 
     Raises:
-        VocabularyMismatch: not one token is shared.
+        VocabularyMismatch: the two share too little for the method.
         InvalidOption: an unknown method.
         CacheTooLarge: from the model.
 
     Attributes:
-        note: which method, and why, for the statistics.
+        method: "token" or "string".
+        note: the method and what is shared, in one line.
         num_past_context: how often a draft was empty because a text had outgrown the draft's context.
         num_failed: how often a draft ended early because its law could not be made.
     """
@@ -64,33 +58,24 @@ class TranslatedDrafter:
     def __init__(
         self,
         model: Model,
-        draft_tokenizer: Codec,
-        target_tokenizer: Codec,
+        draft_tokenizer: Spoken,
+        target_tokenizer: Spoken,
         slots: int,
         *,
-        vocab_size: int,
-        capacity: int | None = None,
+        vocab_size: int | None = None,
         method: Method | Literal["auto"] = "auto",
+        capacity: int | None = None,
     ) -> None:
-        if method not in ("auto", "token", "string"):
-            raise InvalidOption("method", method, "auto, token, string")
-        both = Vocabularies(target_tokenizer, draft_tokenizer)
-        if not both.num_shared:
-            raise VocabularyMismatch(
-                f"Draft and target share none of the target's {both.num_ordinary} tokens, so neither can read the "
-                "other. Use a draft model for the same kind of text."
-            )
-        share = both.num_shared / both.num_ordinary
-        self.method: Method = method if method != "auto" else "token" if share >= ENOUGH_SHARED else "string"
+        self._both = translate(
+            target_tokenizer, draft_tokenizer, target_size=vocab_size, draft_size=model.vocab_size, method=method
+        )
+        self.method, self.note = self._both.method, self._both.note
         self.proposal: Proposal = "sampled" if self.method == "token" else "point_mass"
-        self.note = f"{self.method} level, {both.num_shared:,} of {both.num_ordinary:,} tokens shared"
-        self.vocab_size = vocab_size
-        self._both, self._target, self._draft = both, target_tokenizer, draft_tokenizer
-        limit = model.context_length if capacity is None else min(capacity, model.context_length)
-        self.feeder = Feeder(model, slots, limit)
-        ids = torch.tensor(both.pairs)
-        self._target_ids, self._draft_ids = ids[:, 0], ids[:, 1]
+        room = math.inf if capacity is None else math.ceil(ROOM_TO_SPARE * self._both.stretch * capacity)
+        self.feeder = Feeder(model, slots, int(min(room, model.context_length)))
         self.num_past_context = self.num_failed = 0
+        self._restriction = _Restriction(self._both, vocab_size or self._both.target.size)
+        self._translations: list[tuple[int, Translation] | None] = [None] * slots
 
     def propose(self, sequences: list[Sequence], budgets: list[int]) -> list[Draft]:
         """See `core.Drafter`: chains that end at their budget, after a stop id, or where the draft's context ends."""
@@ -99,57 +84,107 @@ class TranslatedDrafter:
         while growing:
             logits = self.feeder.feed([Text(g.sequence.slot, g.sequence.id, g.text) for g in growing])
             growing = [g for g, rows in zip(growing, logits, strict=True) if self._goes_on(g, rows[0])]
-        return [self._drawn(growth) if self.method == "token" else self._spelled(growth) for growth in growths]
+        return [growth.draft() for growth in growths]
 
     def _new_growth(self, sequence: Sequence, budget: int) -> _Growth:
-        text = self._both.in_draft_ids(sequence.tokens, whole_words=self.method == "string") if budget > 0 else []
-        room = max(0, self.feeder.capacity - len(text) + 1)
-        self.num_past_context += budget > 0 and room == 0
-        return _Growth(sequence, min(budget, room) if text else 0, text)
+        text = self._translated(sequence) if budget > 0 else None
+        room = 0 if text is None else max(0, self.feeder.capacity - len(text) + 1)
+        self.num_past_context += text is not None and room == 0
+        if self.method == "token":
+            return _Drawn(sequence, min(budget, room), text or [], self._both, self._restriction)
+        return _Written(sequence, budget if room else 0, text or [], self._both, room)
+
+    def _translated(self, sequence: Sequence) -> list[int] | None:
+        """The sequence's text in draft ids; None if there is nothing that the draft could continue."""
+        held = self._translations[sequence.slot]
+        if held is None or held[0] != sequence.id or not held[1].follows(sequence.tokens, sequence.prompt_length):
+            held = sequence.id, Translation(self._both, sequence.tokens, sequence.prompt_length)
+            self._translations[sequence.slot] = held
+        held[1].read_on(sequence.tokens)
+        return held[1].ids() or None
 
     def _goes_on(self, growth: _Growth, logits: torch.Tensor) -> bool:
         """Add a token; False if the draft has ended."""
-        if self.method == "string":
-            token = int(logits.argmax())  # a point mass is kept with q of it: best the likeliest
-            growth.text.append(token)
-            growth.written.append(token)
-            return len(growth.written) < growth.budget and token not in self._draft.stop_ids
-        row = torch.full((self.vocab_size,), -torch.inf)
-        row[self._target_ids] = logits.float().cpu()[self._draft_ids]
         try:
-            law = laws(row[None], growth.sequence, [tuple(growth.drawn)])[0]
-        except OutriderError:  # no shared token is left, or a processor failed: the target meets that error too
+            return growth.grow(logits)
+        except OutriderError:  # no shared token is left, or a processor raised: the target meets its error too
             self.num_failed += 1
             return False
-        token = growth.sequence.draft_coins.categorical(law, len(growth.sequence.tokens) + len(growth.drawn))
-        growth.rows.append(law)
-        growth.drawn.append(token)
-        growth.text += self._both.in_draft_ids([token], whole_words=False)
-        return len(growth.drawn) < growth.budget and token not in growth.sequence.stop_ids
-
-    def _drawn(self, growth: _Growth) -> Draft:
-        return Draft.chain(growth.drawn, tuple(growth.rows))
-
-    def _spelled(self, growth: _Growth) -> Draft:
-        """How the target spells what the draft wrote, up to where more text could change it."""
-        ended = any(token in self._draft.stop_ids for token in growth.written)
-        written = self._draft.decode([t for t in growth.written if t not in self._draft.stop_ids]).rstrip("\ufffd")
-        behind = growth.sequence.tokens[-LOOK_BEHIND:]
-        tokens = self._target.encode(self._target.decode(behind) + written) if written else []
-        if tokens[: len(behind)] == behind:
-            tokens = tokens[len(behind) :]
-        else:  # special tokens behind, or a spelling that is not the tokenizer's own
-            tokens = self._target.encode(written) if written else []
-        tokens = tokens if ended else tokens[:-1]  # the last one may grow together with what would follow
-        return Draft.chain([t for t in tokens if t < self.vocab_size][: max(growth.budget, 0)])
 
 
-class _Growth:
-    """One draft in the making."""
+class _Restriction:
+    """From the draft's logits to a row of target ids, in which what is not shared is impossible."""
 
-    def __init__(self, sequence: Sequence, budget: int, text: list[int]) -> None:
-        self.sequence, self.budget = sequence, budget
-        self.text = text  # in the draft's ids, with what was drafted
-        self.drawn: list[int] = []  # target ids, token level
-        self.rows: list[Law] = []
-        self.written: list[int] = []  # draft ids, string level
+    def __init__(self, both: Vocabularies, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._target_ids = torch.tensor(list(both.shared), dtype=torch.int64)
+        self._draft_ids = torch.tensor(list(both.shared.values()), dtype=torch.int64)
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        """[V of the draft] -> [V of the target]."""
+        row = torch.full((self._vocab_size,), -torch.inf, dtype=logits.dtype, device=logits.device)
+        row[self._target_ids.to(logits.device)] = logits[self._draft_ids.to(logits.device)]
+        return row
+
+
+class _Growth(Protocol):
+    """A draft in the making."""
+
+    sequence: Sequence
+    budget: int
+    text: list[int]
+
+    def grow(self, logits: torch.Tensor) -> bool:
+        """Choose a token from the logits [V of the draft] behind `text`; False if the draft has ended."""
+
+    def draft(self) -> Draft:
+        """What has grown, in target ids."""
+
+
+class _Drawn:
+    """Tokens that are drawn from the restricted law."""
+
+    def __init__(
+        self, sequence: Sequence, budget: int, text: list[int], both: Vocabularies, restrict: _Restriction
+    ) -> None:
+        self.sequence, self.budget, self.text = sequence, budget, text
+        self._both, self._restrict = both, restrict
+        self._tokens: list[int] = []
+        self._laws: list[Law] = []
+
+    def grow(self, logits: torch.Tensor) -> bool:
+        law = laws(self._restrict(logits)[None], self.sequence, [tuple(self._tokens)])[0]
+        token = self.sequence.draft_coins.categorical(law, len(self.sequence.tokens) + len(self._tokens))
+        self._laws.append(law)
+        self._tokens.append(token)
+        self.text.append(self._both.shared[token])
+        return len(self._tokens) < self.budget and token not in self.sequence.stop_ids
+
+    def draft(self) -> Draft:
+        return Draft.chain(self._tokens, np.stack(self._laws) if self._laws else ())
+
+
+class _Written:
+    """The target's spelling of the text that the draft finds likeliest."""
+
+    def __init__(self, sequence: Sequence, budget: int, text: list[int], both: Vocabularies, room: int) -> None:
+        self.sequence, self.budget, self.text = sequence, budget, text
+        self._both = both
+        self._steps = min(room, MAX_STEPS * budget)
+        self._written = b""
+        self._tokens: list[int] = []
+
+    def grow(self, logits: torch.Tensor) -> bool:
+        token = int(logits.argmax())
+        piece = self._both.draft.piece(token)
+        if piece is None:  # a special token: whatever is written is finished
+            self._tokens += self._both.ending(token)
+            return False
+        self.text.append(token)
+        self._steps -= 1
+        self._written += piece
+        self._tokens = self._both.respell(self.sequence.tokens, self._written)
+        return len(self._tokens) < self.budget and self._steps > 0
+
+    def draft(self) -> Draft:
+        return Draft.chain(self._tokens[: self.budget])

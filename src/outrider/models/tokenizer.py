@@ -5,8 +5,9 @@ Knows nothing of models or sampling.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ TEXT_END = "<|endoftext|>"
 """GGUF files name one end token only; this one, if it is a control token, ends text too."""
 
 _PADDING = re.compile(r"\[PAD\d+\]")
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 class Tokenizer:
@@ -95,6 +97,51 @@ class Tokenizer:
         for token, index in self._inner.get_vocab().items():
             spelled[index] = token
         return spelled
+
+    def pieces(self) -> list[bytes | None]:
+        """[vocab_size] the UTF-8 bytes that each id adds to a text; None for special and unused ids.
+
+        All are None where the vocabulary does not say how its tokens join to a text, as WordPiece does not.
+        """
+        read = _reader(self._inner)
+        spelled = enumerate(self.strings())
+        return [None if read is None or s is None or i in self.special_ids else read(s) for i, s in spelled]
+
+
+def _reader(inner: Any) -> Callable[[str], bytes] | None:
+    """From a token as the vocabulary spells it to its bytes, as the tokenizer's decoder joins them."""
+    backend = getattr(inner, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    if backend.decoder is None:
+        return str.encode
+    steps = json.loads(backend.decoder.__getstate__())  # of the whole tokenizer it would be megabytes
+    kinds = {step["type"] for step in steps.get("decoders", [steps])}
+    if "ByteLevel" in kinds:
+        return _byte_level_bytes
+    return _sentencepiece_bytes if kinds & {"ByteFallback", "Metaspace"} else None
+
+
+def _byte_level_bytes(spelled: str) -> bytes:
+    if all(char in _BYTE_OF for char in spelled):
+        return bytes(_BYTE_OF[char] for char in spelled)
+    return spelled.encode()  # a token that was added to the vocabulary as text
+
+
+def _sentencepiece_bytes(spelled: str) -> bytes:
+    if _BYTE.fullmatch(spelled):
+        return bytes([int(spelled[3:5], 16)])
+    return spelled.replace("\u2581", " ").encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """How byte-level vocabularies spell the 256 bytes: printable ones as themselves, the others from Ā on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
 
 
 def _is_unicode(text: str) -> bool:
