@@ -178,7 +178,6 @@ def test_a_narrower_copy_of_the_target_drafts_for_it() -> None:
         ({"drafter": "recycling", "rule": "token"}, "rule is 'token'.*takes trees"),
         ({"drafter": "ngram", "corpus": ["x.txt"]}, "corpus.*suffix"),
         ({"drafter": "suffix", "corpus": ["no-such-file.txt"]}, "corpus.*no-such-file"),
-        ({"drafter": "early-exit:3", "invariant": True}, "invariant"),
     ],
 )
 def test_drafters_that_cannot_be_had_are_refused_by_name(options: dict, message: str) -> None:

@@ -59,14 +59,13 @@ def load(
             as for target), several joined by "+", "auto", or an object with the methods of `outrider.Drafter`. Options
             follow a colon: "suffix:branches=3,min_match=2". `outrider drafters` lists them all.
         num_draft_tokens: most tokens to draft per round, 0 to 64, or "auto": what was accepted lately decides.
-        rule: "auto" (by draft and temperature), "token", "block", "recursive", "traversal", "point-mass", "coupled", or
-            "typical" (lossy).
+        rule: "auto" (by draft and temperature), or a key of `outrider.rules.RULES`; "typical" is lossy.
         precision: "float32", "bfloat16", "float16", "q4", or "auto": the fastest within 1e-3 nats of float32.
         slots: sequences decoded together; more wait in line.
         context_length: tokens per sequence, prompt and output; None for the target's own limit, at most 8,192. A
             target with a sliding window needs one, at most the window's length.
-        invariant: fixed-width forwards, for equal bits where the kernels alone do not give them.
-        allow_lossy: accept rules that change the output law.
+        invariant: fixed-width forwards, for equal bits where kernels alone do not give them.
+        allow_lossy: accept rules that change the law.
         device: "cpu" or a CUDA device.
         threads: CPU threads of this whole process; None leaves torch's setting.
         tokenizer: only with a loaded transformers model: its transformers tokenizer; None for the one saved with it.
@@ -82,8 +81,7 @@ def load(
     )
     choices = parse_drafter(drafter)
     check_sources(choices, corpus=corpus or ())
-    _set_threads(threads)
-    place = torch_device(device)
+    place = _placed(device, threads)
     opened = open_model(target, precision, place, progress, tokenizer, context_length)
     model = _with_way_out(choices, opened, invariant)
     length = min(model.context_length, DEFAULT_CONTEXT) if context_length is None else context_length
@@ -142,6 +140,11 @@ def check_options(
         raise InvalidOption("rule", rule, f"one that takes trees: {trees}", "Or set the drafter to chains.")
     if precision != "auto" and precision not in PRECISIONS:
         raise InvalidOption("precision", precision, ", ".join(["auto", *PRECISIONS]))
+
+
+def _placed(device: str, threads: int | None) -> torch.device:
+    _set_threads(threads)
+    return torch_device(device)
 
 
 def _set_threads(threads: int | None) -> None:
