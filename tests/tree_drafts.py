@@ -65,6 +65,11 @@ def ragged(seed: int, depth: int, most: int) -> Shape:
     return width
 
 
+def size(shape: Shape, ranks: Tokens = ()) -> int:
+    """Nodes of a tree of this shape, if no node runs out of tokens."""
+    return sum(1 + size(shape, (*ranks, rank)) for rank in range(shape(ranks)))
+
+
 def with_replacement(law: Law, count: int, coins: Coins, position: int) -> list[Child]:
     return [(coins.categorical(law, position), law) for _ in range(count)]
 
