@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from reference import llama_config
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from transformers import LlamaConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from outrider.models.checkpoint import Checkpoint, open_checkpoint
+from outrider.models.checkpoint import open_checkpoint
 from outrider.models.locate import locate
 from outrider.models.tokenizer import load_tokenizer
 
@@ -37,7 +38,9 @@ def write_model(folder: Path, merges: int = 16_000) -> None:
     weights = {name: checkpoint.tensor(name) for name in checkpoint.names}
     weights[EMBEDDING] = weights[EMBEDDING][rows]
     save_file({name: weight.half().contiguous() for name, weight in weights.items()}, folder / "model.safetensors")
-    config_of(checkpoint, len(kept), new_ids[inner.eos_token]).save_pretrained(folder)
+    ends = {"bos_token_id": None, "eos_token_id": new_ids[inner.eos_token]}
+    kind = {"architectures": ["LlamaForCausalLM"], "dtype": "float16"}
+    llama_config(checkpoint, vocab_size=len(kept), **ends, **kind).save_pretrained(folder)
     spelled["model"] |= {"vocab": new_ids, "merges": spelled["model"]["merges"][:merges]}
     for added in spelled["added_tokens"]:
         added["id"] = new_ids[added["content"]]
@@ -52,28 +55,6 @@ def kept_tokens(model: dict[str, Any], merges: int) -> list[str]:
     made = ["".join(pair) for pair in model["merges"]]
     dropped = set(made) - set(made[:merges])
     return sorted(token for token in model["vocab"] if token not in dropped)
-
-
-def config_of(checkpoint: Checkpoint, vocab_size: int, eos_id: int) -> LlamaConfig:
-    """The model's own shape with another vocabulary."""
-    c = checkpoint.config
-    return LlamaConfig(
-        vocab_size=vocab_size,
-        bos_token_id=None,
-        eos_token_id=eos_id,
-        hidden_size=c.hidden_size,
-        intermediate_size=c.intermediate_size,
-        num_hidden_layers=c.num_layers,
-        num_attention_heads=c.num_heads,
-        num_key_value_heads=c.num_kv_heads,
-        head_dim=c.head_dim,
-        max_position_embeddings=c.context_length,
-        rms_norm_eps=c.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
-        tie_word_embeddings=True,
-        architectures=["LlamaForCausalLM"],
-        dtype="float16",
-    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 from provenance import RESULTS, provenance
-from transformers import LlamaConfig, LlamaForCausalLM
+from reference import llama_config
+from transformers import LlamaForCausalLM
 from transformers.utils import logging
 
 import outrider
@@ -174,20 +175,7 @@ def ratios(report: dict[str, Any]) -> dict[str, float]:
 def transformers_model(checkpoint: Checkpoint) -> LlamaForCausalLM:
     """The very weights of the checkpoint in transformers, float32, its default attention."""
     logging.set_verbosity_error()
-    c = checkpoint.config
-    config = LlamaConfig(
-        vocab_size=c.vocab_size,
-        hidden_size=c.hidden_size,
-        intermediate_size=c.intermediate_size,
-        num_hidden_layers=c.num_layers,
-        num_attention_heads=c.num_heads,
-        num_key_value_heads=c.num_kv_heads,
-        head_dim=c.head_dim,
-        max_position_embeddings=c.context_length,
-        rms_norm_eps=c.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
-        tie_word_embeddings=c.tie_embeddings,
-    )
+    config = llama_config(checkpoint)
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     model = model.to_empty(device="cpu").float().eval()

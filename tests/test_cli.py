@@ -25,7 +25,7 @@ from outrider.cli.chat import Chat
 from outrider.cli.options import MODEL_OPTIONS, REAL, TEXT_OPTIONS, WHOLE
 from outrider.cli.runs import Comparison, decode, plain_twin
 from outrider.cli.screen import Screen, open_screen
-from outrider.drafters import NoDrafter, SuffixDrafter
+from outrider.drafters import CATALOGUE, NoDrafter, SuffixDrafter
 from outrider.engine import Engine
 from outrider.errors import InvalidOption
 from outrider.generation import DEFAULT_MAX_NEW_TOKENS, TextEngine
@@ -891,3 +891,52 @@ def test_a_plain_run_has_no_drafts_to_tell_apart(capsys):
 def test_the_demo_prompt_exists_where_make_demo_expects_it():
     root = Path(__file__).parent.parent
     assert (root / "src/outrider/data/demo_prompt.txt").read_text(encoding="utf-8").strip()
+
+
+# ---------------------------------------------------------------- drafters, texts to look things up in
+
+
+def test_the_list_of_drafters_names_each_with_needs_costs_and_options():
+    shown = CliRunner().invoke(app, ["drafters"], env={"COLUMNS": "200"})
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    for name, entry in CATALOGUE.items():
+        assert name in shown.stdout
+        assert entry.needs.split()[0] in shown.stdout
+        assert all(f"{option}=" in shown.stdout for option in entry.options)
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (["--prediction", "no-such.txt"], ["--prediction is 'no-such.txt'", "No such file"]),
+        (["--prediction", "BINARY"], ["--prediction", "byte"]),
+        (["--prediction", "EMPTY"], ["--prediction", "empty"]),
+        (["--prediction", "TEXT", "--drafter", "ngram"], ["--prediction", "suffix"]),
+        (["--corpus", "no-such.txt"], ["--corpus", "no-such.txt"]),
+        (["--corpus", "BINARY"], ["--corpus", "Byte 1"]),
+        (["--corpus", "EMPTY"], ["--corpus", "not one token"]),
+        (["--corpus", "TEXT", "--drafter", "none"], ["--corpus", "suffix"]),
+        (["--drafter", "suffix+nonsense"], ["--drafter", "'nonsense' is unknown"]),
+        (["--drafter", "lookahead:window=40"], ["window is 40", "1 to 32"]),
+        (["--drafter", "early-exit:30"], ["1 to 29"]),
+        (["--drafter", "recycling", "--rule", "block"], ["--rule is 'block'"]),
+    ],
+)
+def test_what_cannot_be_drafted_from_is_one_line_and_exit_code_2(options, parts, tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    for name, data in {"TEXT": b"some text", "BINARY": b"a\0b", "EMPTY": b""}.items():
+        (tmp_path / name).write_bytes(data)
+    typed = [str(tmp_path / o) if o in ("TEXT", "BINARY", "EMPTY") else o for o in options]
+    result = CliRunner().invoke(app, ["generate", "Hi.", "--context-length", "64", "--max-new-tokens", "2", *typed])
+    assert result.exit_code == 2
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert all(part in result.stderr for part in parts), result.stderr
+
+
+def test_a_predicted_text_is_read_from_its_file(tmp_path):
+    (tmp_path / "expected.txt").write_text("One, two, three, four, five, six, seven, eight, nine, ten.\n")
+    typed = ["generate", "Count from one to ten in words.", "--json", "--quiet", "--max-new-tokens", "20"]
+    runs = [CliRunner().invoke(app, [*typed, *more]) for more in ([], ["--prediction", str(tmp_path / "expected.txt")])]
+    plain, predicted = (json.loads(run.stdout) for run in runs)
+    assert predicted["text"] == plain["text"]
+    assert predicted["speculative"]["num_draft_tokens"] > 0

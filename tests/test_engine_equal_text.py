@@ -15,7 +15,7 @@ TARGET = TableModel(V, order=3, law=random_laws(V, seed=2, sharpness=2))
 PROMPTS = [[0], [1, 2], [3, 1, 2], [0, 1, 2, 3, 4], [4, 0, 1, 4, 0, 1, 4]]  # 1, 2, 3, k + 1 and more tokens
 DRAFTERS = list(all_drafters(TARGET, 1, []))
 RUNS = [(drafter, rule) for drafter in DRAFTERS for rule in sorted(RULES)]
-RUNS_OF_EACH = [(0, 1), (1, 3), (4, 1), (4, 5), (16, 3), (None, 2)]
+RUNS_OF_EACH = [(0, 1), (1, 3), (4, 5), (16, 1), (None, 2)]
 """Draft lengths and slots."""
 WARM = Sampling(temperature=0.8)
 PENALISED = Sampling(

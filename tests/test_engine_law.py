@@ -39,9 +39,9 @@ RUNS = [
     (drafter, rule, slots, list(SETTINGS)[(2 * place + (slots == 5)) % len(SETTINGS)])
     for place, (drafter, rule) in enumerate(DRAFTERS_AND_RULES)
     for slots in (1, 5)
-    if (rule, slots) != ("coupled", 1)  # a coupled text is the same whatever the batch: see test_engine_equal_text
+    if slots == 5 or (rule != "coupled" and place % 3 == 0)  # a coupled text is the same whatever the batch
 ]
-"""Every drafter with every rule, alone and in a batch; the settings take turns."""
+"""Every drafter with every rule in a batch, a third of them alone too; the settings take turns."""
 
 
 BEYOND = 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,15 @@ def test_every_error_of_ours_has_one_base() -> None:
     assert all(issubclass(kind, OutriderError) for kind in ours)
 
 
+REPEAT = "Repeat: one two three four one two three four one two three"
+
+
+@cache
+def plain_text() -> str:
+    plain = outrider.load("smollm2", drafter="none", precision="q4", context_length=128, slots=1)
+    return plain.generate(REPEAT, max_new_tokens=16).text
+
+
 @pytest.mark.parametrize(
     ("typed", "kind", "note"),
     [
@@ -149,11 +159,9 @@ def test_every_error_of_ours_has_one_base() -> None:
     ],
 )
 def test_every_drafter_of_the_embedded_model_gives_the_plain_text(typed: str, kind: str, note: str) -> None:
-    prompt = "Repeat: one two three four one two three four one two three"
-    options = {"precision": "float16", "context_length": 128, "slots": 1}
-    plain = outrider.load("smollm2", drafter="none", **options).generate(prompt, max_new_tokens=16)
-    result = outrider.load("smollm2", drafter=typed, **options).generate(prompt, max_new_tokens=16)
-    assert result.text == plain.text
+    engine = outrider.load("smollm2", drafter=typed, precision="q4", context_length=128, slots=1)
+    result = engine.generate(REPEAT, max_new_tokens=16)
+    assert result.text == plain_text()
     assert (result.stats.drafter, result.stats.note[: len(note)]) == (kind, note)
     assert result.stats.num_draft_tokens > 0
     assert result.stats.broken_draft is None

@@ -61,7 +61,7 @@ def test_a_refused_token_left_in_the_residual_is_caught(rule: Rule, monkeypatch:
     assert errors(rule, likeliest_ones) == [0] * 4
     right = tree._less
 
-    def forgetful(rest, token, drawn_from, scale=1):
+    def forgetful(rest, token, drawn_from, scale=1, out=None):
         return right(rest, token, drawn_from, scale) if drawn_from is not None else rest * scale
 
     monkeypatch.setattr(tree, "_less", forgetful)
@@ -83,7 +83,7 @@ def test_faults_in_the_weights_of_traversal_are_caught(fault: str, monkeypatch: 
     elif fault == "the weight is one":
         monkeypatch.setattr(tree, "stop_chance", lambda weight, mass: 1)
     else:
-        monkeypatch.setattr(tree, "residual", lambda rest, law, scale=1: right(rest, law, 1))
+        monkeypatch.setattr(tree, "residual", lambda rest, law, scale=1, out=None: right(rest, law, 1, out=out))
     assert any(error > 0 for error in errors(TRAVERSAL, without_replacement, even(2, 2)))
 
 

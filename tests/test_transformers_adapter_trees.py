@@ -37,12 +37,19 @@ FAMILIES = ["Llama", "GPT2", "Qwen2", "Mistral with a window as long as its cont
 
 @pytest.fixture(params=FAMILIES, scope="module")
 def model(request: pytest.FixtureRequest) -> TransformersModel:
-    return TransformersModel(build(CONFIGS[request.param]()))
+    return that_takes_trees(CONFIGS[request.param]())
 
 
 @pytest.fixture(scope="module")
 def llama() -> TransformersModel:
-    return TransformersModel(build(CONFIGS["Llama"]()))
+    return that_takes_trees(CONFIGS["Llama"]())
+
+
+def that_takes_trees(config: Any) -> TransformersModel:
+    """The trial is over before a test plants a fault."""
+    adapter = TransformersModel(build(config))
+    assert adapter.takes_trees
+    return adapter
 
 
 def block_of(cache: TransformersCache, drafts: dict[int, tuple[list[int], list[int]]]) -> Block:
@@ -268,7 +275,7 @@ def test_loading_a_tree_drafter_for_such_a_model_is_refused_by_name() -> None:
         if fine:
             load(target, tokenizer=spoken, drafter="suffix:branches=3")
         else:
-            with pytest.raises(InvalidOption, match="drafts trees: this target takes no attention mask for trees"):
+            with pytest.raises(InvalidOption, match="but this target takes no attention mask for trees"):
                 load(target, tokenizer=spoken, drafter="suffix:branches=3")
 
 

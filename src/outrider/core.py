@@ -214,12 +214,15 @@ class Cache(Protocol):
 
 
 class Model(Protocol):
-    """A decoder-only language model with a cache that can be rolled back; `takes_trees`: it heeds `Block.ancestors`."""
+    """A decoder-only language model with a cache that can be rolled back."""
 
     vocab_size: int
     context_length: int
     precision: str
-    takes_trees: bool
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether `forward` heeds `Block.ancestors`."""
 
     def new_cache(self, slots: int, capacity: int) -> Any:
         """An empty cache (a `Cache` of this model's own kind) for so many slots and tokens per slot.

@@ -47,8 +47,8 @@ class Setting:
     progress: Progress | None = None
 
 
-def early_exit_target(target: Model, layers: str) -> EarlyExitTarget:
-    """The target with a way out after its first layers.
+def early_exit_target(target: Model, layers: str, invariant: bool) -> EarlyExitTarget:
+    """The target with a way out after its first layers; where bits count, it reuses only what keeps them.
 
     Raises:
         InvalidOption: not a number of layers, or a target that is not run by the native decoder.
@@ -58,7 +58,7 @@ def early_exit_target(target: Model, layers: str) -> EarlyExitTarget:
     if not layers.isdigit():
         allowed = f"early-exit:N, N from 1 to {target.config.num_layers - 1}"
         raise InvalidOption("drafter", f"early-exit:{layers}", allowed)
-    return EarlyExitTarget(target, int(layers))
+    return EarlyExitTarget(target, int(layers), reuse=None if invariant else True)
 
 
 def build_drafter(choices: tuple[Choice, ...], setting: Setting) -> Drafter:
@@ -71,7 +71,8 @@ def build_drafter(choices: tuple[Choice, ...], setting: Setting) -> Drafter:
     built = [_build(choice, setting) for choice in choices]
     if len(built) == 1:
         return built[0][0]
-    return CombinedDrafter([drafter for drafter, _ in built], [cost for _, cost in built])
+    drafters, costs = [drafter for drafter, _ in built], [cost for _, cost in built]
+    return CombinedDrafter(drafters, costs, row_cost(setting.target.model))
 
 
 def _build(choice: Choice, setting: Setting) -> tuple[Drafter, float]:

@@ -228,9 +228,8 @@ class Engine:
         kept, reason, pieces = self._cut(sequence, _new_tokens(draft, verdict))
         sequence.tokens += kept
         self.cache.commit(sequence.slot, [0, *(node + 1 for node in verdict.path)])
-        if reason is None:
-            assert self.cache.lengths[sequence.slot] == len(sequence.tokens) - 1
-        else:
+        assert reason is not None or self.cache.lengths[sequence.slot] == len(sequence.tokens) - 1
+        if reason is not None:
             self._release(sequence)
         accepted, ids, logprobs = min(len(verdict.path), len(kept)), tuple(kept), logprobs[: len(kept)]
         report = replace(report, token_ids=ids, num_accepted=accepted, finish_reason=reason)

@@ -32,11 +32,10 @@ from outrider.core import Drafter
 from outrider.drafters import ModelDrafter, build, check_drafter
 from outrider.engine import Engine
 from outrider.errors import InvalidOption
-from outrider.loading import DEFAULT_DRAFTER, check_options
+from outrider.loading import DEFAULT_DRAFTER, check_options, check_trees, pace_of, parse_drafter
 from outrider.models.transformers import TransformersModel
 from outrider.options import Sampling
-from outrider.planning.pace import AutoPace, FixedPace
-from outrider.rounds import Pace, Round
+from outrider.rounds import Round
 from outrider.rules import choose_rule
 
 MAX_SLOTS = 8
@@ -156,8 +155,11 @@ def custom_generate(
     target = _target(model, target, context_length)
     made, slots = _drafter(drafter, target.vocab_size, len(rows))
     chosen = choose_rule(rule, made.proposal, allow_lossy=allow_lossy)
-    pace: Pace = AutoPace() if num_draft_tokens == "auto" else FixedPace(int(num_draft_tokens))
-    engine = Engine(target, made, chosen, pace, slots=slots, context_length=context_length)
+    choices = parse_drafter(drafter)
+    check_trees(choices, chosen, target)
+    engine = Engine(
+        target, made, chosen, pace_of(num_draft_tokens, choices), slots=slots, context_length=context_length
+    )
     _decode(engine, _add(engine, call, rows, seed), call, stream)
     return _packed(rows, call)
 

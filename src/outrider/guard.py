@@ -35,8 +35,7 @@ class Guard:
     """
 
     def __init__(self, drafter: Drafter, rule: Rule, target: Model) -> None:
-        self._drafter, self._rule, self._vocab_size = drafter, rule, target.vocab_size
-        self._chains_only = why_chains_only(rule, target)
+        self._drafter, self._rule, self._target, self._vocab_size = drafter, rule, target, target.vocab_size
         self._failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # in a row
         self._unlearned: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()  # why, since the last round
 
@@ -113,8 +112,8 @@ class Guard:
         fault = _fault_of_probs(draft, self._vocab_size)
         if fault is None:
             check(draft)
-        if fault is None and self._chains_only and not is_chain(draft.parents):
-            return f"a tree, with parents {draft.parents}: {self._chains_only}"
+        if fault is None and not is_chain(draft.parents) and (reason := why_chains_only(self._rule, self._target)):
+            return f"a tree, with parents {draft.parents}: {reason}"
         return fault
 
 

@@ -58,7 +58,8 @@ def load(
         drafter: "none", "ngram", "suffix", "lookahead", "recycling", "early-exit:LAYERS", "quantised", "model:ID" (ID
             as for target), several joined by "+", "auto", or an object with the methods of `outrider.Drafter`. Options
             follow a colon: "suffix:branches=3,min_match=2". `outrider drafters` lists them all.
-        num_draft_tokens: most tokens to draft per round, 0 to 64, or "auto": what was accepted lately decides.
+        num_draft_tokens: most tokens to draft per round, 0 to 64, or "auto": what was accepted lately decides
+            the length of a chain, and what a row costs the size of a tree.
         rule: "auto" (by draft and temperature), or a key of `outrider.rules.RULES`; "typical" is lossy.
         precision: "float32", "bfloat16", "float16", "q4", or "auto": the fastest within 1e-3 nats of float32.
         slots: sequences decoded together; more wait in line.
@@ -88,8 +89,8 @@ def load(
     if isinstance(drafter, str):
         texts = _corpus(corpus, opened, progress)
         drafter = build_drafter(choices, Setting(opened, model, slots, length, place, texts, progress))
-    chosen, pace = _rule(rule, drafter, allow_lossy), _pace(num_draft_tokens, choices)
-    _check_trees(choices, chosen, model)
+    chosen, pace = _rule(rule, drafter, allow_lossy), pace_of(num_draft_tokens, choices)
+    check_trees(choices, chosen, model)
     engine = Engine(model, drafter, chosen, pace, slots=slots, context_length=length, invariant=invariant)
     return TextEngine(engine, opened.tokenizer)
 
@@ -172,10 +173,9 @@ def torch_device(name: str) -> torch.device:
 def _with_way_out(choices: tuple[Choice, ...], opened: Opened, invariant: bool) -> Model:
     """The target; an early-exit drafter shares its first layers."""
     layers = [choice.argument for choice in choices if choice.entry.name == "early-exit"]
-    model = early_exit_target(opened.model, layers[0]) if layers else opened.model
+    model = early_exit_target(opened.model, layers[0], invariant) if layers else opened.model
     if invariant and not getattr(model, "pads_to_same_bits", False):
-        fix = "It needs the native decoder on a CPU, and a drafter other than early-exit."
-        raise InvalidOption("invariant", True, "False for this target", fix)
+        raise InvalidOption("invariant", True, "False for this target", "It needs the native decoder on a CPU.")
     return model
 
 
@@ -192,14 +192,21 @@ def _rule(name: str, drafter: Drafter, allow_lossy: bool) -> Rule:
     return choose_rule(name, drafter.proposal, allow_lossy=allow_lossy)
 
 
-def _check_trees(choices: tuple[Choice, ...], rule: Rule, model: Model) -> None:
+def check_trees(choices: tuple[Choice, ...], rule: Rule, model: Model) -> None:
+    """Refuse drafters that are set to draft trees where none can be verified.
+
+    Raises:
+        InvalidOption: naming the drafter and the reason.
+    """
     for choice in choices:
         reason = why_chains_only(rule, model) if choice.drafts_trees else None
         if reason:
-            raise InvalidOption("drafter", choice.entry.name, "one that drafts chains", f"It drafts trees: {reason}.")
+            fix = f"It is set to draft trees, but {reason}."
+            raise InvalidOption("drafter", choice.entry.name, "one that drafts chains", fix)
 
 
-def _pace(wanted: int | str, choices: tuple[Choice, ...]) -> Pace:
+def pace_of(wanted: int | str, choices: tuple[Choice, ...]) -> Pace:
+    """The pace for what a user asked: a fixed number of nodes, or with "auto" what suits the drafter."""
     if wanted != "auto":
         return FixedPace(int(wanted))
     nodes = [choice.nodes for choice in choices]

@@ -144,10 +144,9 @@ def _call(processor: Any, token_ids: list[int], logits: torch.Tensor) -> torch.T
 
 def _softmax(scores: torch.Tensor, temperature: float) -> Law:
     """Law of [..., V] scores; the largest score becomes 0 first, so that a tiny temperature cannot overflow."""
-    if temperature != 1:
+    if temperature != 1:  # this copy is written over in the end: allocating costs as much as all the rest
         scores = (scores - scores.amax(-1, keepdim=True)).div_(max(float(temperature), 1 / LARGEST))
-    law: Law = torch.softmax(scores, -1).numpy()
-    return law
+    return np.asarray(torch.softmax(scores, -1, out=None if temperature == 1 else scores).numpy())
 
 
 def _filter(law: Law, scores: torch.Tensor, sampling: Sampling) -> None:

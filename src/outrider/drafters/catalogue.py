@@ -81,7 +81,7 @@ ENTRIES = (
         "suffix",
         SuffixDrafter,
         "",
-        ("min_match", "factor", "offset", "branches", "min_probability"),
+        ("min_match", "factor", "offset", "branches", "min_probability", "row_cost"),
         "nothing; --corpus FILE and --prediction FILE add sources",
         "next to nothing",
         "Editing, extracting, code, logs, agents: whatever copies. Silent where there is nothing to copy.",

@@ -6,11 +6,10 @@ fixed shape. It knows no model, only logits.
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 
 from outrider.core import Draft, Proposal, Sequence
-from outrider.drafters.growth import best_first
+from outrider.drafters.growth import best_first, check_row_cost
 from outrider.drafters.learned import StatePerRequest
 from outrider.errors import InvalidOption
 from outrider.options import whole
@@ -53,8 +52,7 @@ class RecyclingDrafter:
         for name, value in (("candidates", candidates), ("max_depth", max_depth)):
             if not whole(value, 1, 64):
                 raise InvalidOption(name, value, "a whole number from 1 to 64")
-        if not isinstance(row_cost, int | float) or isinstance(row_cost, bool) or not 0 <= row_cost < math.inf:
-            raise InvalidOption("row_cost", row_cost, "a finite number, at least 0")
+        check_row_cost(row_cost)
         self.candidates, self.max_depth, self.row_cost = candidates, max_depth, row_cost
         self._states = StatePerRequest(lambda s: Adjacency(s, self.candidates))
 

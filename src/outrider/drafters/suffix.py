@@ -12,7 +12,7 @@ from typing import NamedTuple
 from outrider.core import Draft, Proposal, Sequence
 from outrider.drafters.corpus import NOWHERE, Corpus
 from outrider.drafters.corpus_build import Array
-from outrider.drafters.growth import Children
+from outrider.drafters.growth import Children, check_row_cost
 from outrider.drafters.lookup import IndexPerSlot, Limits, branch_out, copied, cut
 from outrider.drafters.prediction import PredictionIndex
 from outrider.errors import InvalidOption
@@ -190,8 +190,7 @@ class SuffixDrafter:
             raise InvalidOption("branches", branches, "1 (a chain) or more")
         if not 0 <= min_probability <= 1:
             raise InvalidOption("min_probability", min_probability, "0 to 1")
-        if not (row_cost >= 0 and isfinite(row_cost)):
-            raise InvalidOption("row_cost", row_cost, "0 or more")
+        check_row_cost(row_cost)
         self.min_match, self.factor, self.offset = min_match, factor, offset
         self.branches, self.min_probability, self.row_cost = branches, min_probability, row_cost
         self.corpus = corpus

@@ -14,6 +14,7 @@ import copy
 import inspect
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from outrider import tree
+import outrider.tree as tree
 from outrider.core import Block, Output
 from outrider.errors import CheckpointError, InvalidOption, UnsupportedModel
 from outrider.models.declared import INSTEAD, first_line, refuse_declared, window
@@ -112,7 +113,11 @@ class TransformersModel:
         self._parameters = frozenset(inspect.signature(type(model).forward).parameters)
         refuse_declared(model, self._parameters, self.context_length)
         self.vocab_size = _probe(self)
-        self.takes_trees = _takes_trees(self)
+
+    @cached_property
+    def takes_trees(self) -> bool:
+        """Whether trees can be verified; found out by trial when it is first asked."""
+        return _takes_trees(self)
 
     def new_cache(self, slots: int, capacity: int) -> TransformersCache:
         """An empty cache for so many slots; its capacity is at most the model's context length."""

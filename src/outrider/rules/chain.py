@@ -130,10 +130,10 @@ def capped_ratio(weight: Any, target_prob: Any, draft_prob: Any) -> Any:
     return min(1, weight * target_prob / draft_prob) if draft_prob > 0 else 0
 
 
-def residual(target_row: Law, draft_row: Law, weight: Any = 1) -> Law:
-    """[V] (weight q - p)+, not normalised: float64 from floats, exact from fractions; the inputs stay as they are."""
+def residual(target_row: Law, draft_row: Law, weight: Any = 1, *, out: Law | None = None) -> Law:
+    """[V] (weight q - p)+, not normalised: float64 from floats, exact from fractions; only `out` is written to."""
     double_or_object = np.result_type(target_row.dtype, np.float64)
-    rest = np.multiply(target_row, weight, dtype=double_or_object)
+    rest = np.multiply(target_row, weight, dtype=double_or_object, out=out)
     rest -= draft_row
     return np.asarray(np.maximum(rest, 0, out=rest))
 

@@ -20,6 +20,9 @@ from outrider.core import Coins, Draft, Law, Verdict
 from outrider.rules.chain import capped_ratio, or_target, residual, stop_chance
 from outrider.tree import check
 
+ROOT = -1
+"""The node number of the pending token."""
+
 ANY_PROPOSAL = frozenset({"sampled", "point_mass", "hybrid"})
 
 
@@ -75,8 +78,8 @@ class TraversalRule:
     A node is reached with weight w; its child x with w_x = min(1, w R(x) / p(x)), which is the probability, given the
     draft, that this child or something below it is kept. A refused child leaves (w R - p)+, of mass S, for R, and
     S / (S + 1 - w) for w. When all children are refused the node itself is kept with probability w. Source: Weng et
-    al., "Traversal verification" (2505.12398). On a chain it is the block rule; no rule that goes from the root down
-    keeps more tokens on average. `Verdict.acceptance` holds the weights w_x in the order in which nodes were reached.
+    al., "Traversal verification" (2505.12398). On a chain it is the block rule. `Verdict.acceptance` holds the weights
+    w_x in the order in which nodes were reached.
     """
 
     name = "traversal"
@@ -104,7 +107,7 @@ class TraversalRule:
                 found = visit(child, (*path, child), reach)
                 if found is not None:
                     return found
-                rest = _less(rest, draft.tokens[child], draft.law(child), scale)
+                rest = _less(rest, draft.tokens[child], draft.law(child), scale, out=rest if place > 0 else None)
                 mass = rest.sum()
                 whole, weight = mass + (1 - weight), stop_chance(weight, mass)
             if node == ROOT or coins.bernoulli(weight):
@@ -149,9 +152,6 @@ class CoupledRule:
             node = match
 
 
-ROOT = -1
-
-
 def _walk(draft: Draft, target_probs: Law, coins: Coins, position: int, law_of: Callable[[int], Law | None]) -> Verdict:
     """From the root down: at each node the first child whose coin falls, and the running law where none does."""
     children, path, acceptance, node = _children(draft), list[int](), list[float](), ROOT
@@ -165,7 +165,7 @@ def _walk(draft: Draft, target_probs: Law, coins: Coins, position: int, law_of: 
             if coins.bernoulli(chance):
                 kept = child
                 break
-            rest = _less(rest, draft.tokens[child], law_of(child))
+            rest = _less(rest, draft.tokens[child], law_of(child), out=rest if place > 0 else None)
         if kept is None:
             law = or_target(rest, target_probs[node + 1])
             return Verdict(tuple(path), coins.categorical(law, position + len(path)), tuple(acceptance))
@@ -188,11 +188,11 @@ def _chance(rest: Law, token: int, drawn_from: Law | None, scale: Any = 1) -> An
     return capped_ratio(scale, rest.item(token), drawn_from.item(token))
 
 
-def _less(rest: Law, token: int, drawn_from: Law | None, scale: Any = 1) -> Law:
-    """[V] (scale rest - p)+, a new array; p is certain of the token where it was chosen."""
+def _less(rest: Law, token: int, drawn_from: Law | None, scale: Any = 1, *, out: Law | None = None) -> Law:
+    """[V] (scale rest - p)+, written to `out` if given; p is certain of the token where it was chosen."""
     if drawn_from is not None:
-        return residual(rest, drawn_from, scale)
-    left = np.multiply(rest, scale, dtype=np.result_type(rest.dtype, np.float64))
+        return residual(rest, drawn_from, scale, out=out)
+    left = np.multiply(rest, scale, dtype=np.result_type(rest.dtype, np.float64), out=out)
     left[token] = 0
     return np.asarray(left)
 
