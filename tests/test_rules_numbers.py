@@ -9,7 +9,7 @@ from enumeration import POSITION, emitted_law, law_error, random_model, sampled_
 from hard_laws import LARGEST_BELOW_ONE, forced, hard_pairs, softmax
 from outrider.core import Draft, Rule
 from outrider.rules import RULES, streams
-from outrider.rules.chain import residual
+from outrider.rules.chain import mass_of, residual
 
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.name)
 lossless_rules = pytest.mark.parametrize(
@@ -51,12 +51,17 @@ def test_laws_are_not_modified(rule: Rule) -> None:
         rule.verify(Draft.chain([3, 1, 2], laws), rows, forced(uniform), POSITION)
 
 
-def test_a_residual_of_float32_rows_is_computed_in_float64() -> None:
+def test_a_residual_has_the_wider_type_of_the_two_laws_and_its_mass_is_summed_in_double() -> None:
     target = np.array([0.5, 0.3, 0.2], dtype=np.float32)
     draft = np.array([0.5, 0.2, 0.3], dtype=np.float32)
     rest = residual(target, draft, 0.9)
-    assert rest.dtype == np.float64
-    assert rest[1] == float(target[1]) * 0.9 - float(draft[1])
+    assert rest.dtype == np.float32
+    assert rest[1] == np.float32(target[1] * np.float32(0.9)) - draft[1]
+    assert residual(target, draft.astype(np.float64), 0.9).dtype == np.float64
+    assert residual(target.astype(np.float64), draft, 0.9).dtype == np.float64
+    many = np.full(2**20, 1e-7, dtype=np.float32)
+    many[0] = 1
+    assert mass_of(many) == pytest.approx(1 + (2**20 - 1) * float(np.float32(1e-7)), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["token", "block", "point-mass"])

@@ -78,7 +78,7 @@ class BlockRule:
                 rest, chance = target_probs[kept], weights[kept]
             else:
                 rest = residual(target_probs[kept], _drawn_from(draft, kept), weights[kept])
-                chance = stop_chance(weights[kept], rest.sum())
+                chance = stop_chance(weights[kept], mass_of(rest))
             if kept == 0 or coins.bernoulli(chance):
                 break
         acceptance = [float(weight) for weight in weights[1:]]
@@ -131,11 +131,15 @@ def capped_ratio(weight: Any, target_prob: Any, draft_prob: Any) -> Any:
 
 
 def residual(target_row: Law, draft_row: Law, weight: Any = 1, *, out: Law | None = None) -> Law:
-    """[V] (weight q - p)+, not normalised: float64 from floats, exact from fractions; only `out` is written to."""
-    double_or_object = np.result_type(target_row.dtype, np.float64)
-    rest = np.multiply(target_row, weight, dtype=double_or_object, out=out)
+    """[V] (weight q - p)+, not normalised, of the wider of the two types; only `out` is written to."""
+    rest = np.multiply(target_row, weight, dtype=np.result_type(target_row.dtype, draft_row.dtype), out=out)
     rest -= draft_row
     return np.asarray(np.maximum(rest, 0, out=rest))
+
+
+def mass_of(rest: Law) -> Any:
+    """The sum of an array: double from floats, which a stop chance is made of, exact from fractions."""
+    return rest.sum() if rest.dtype == object else rest.sum(dtype=np.float64)
 
 
 def _drawn_from(draft: Draft, node: int) -> Law:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from outrider.core import Coins, Draft, Law, Verdict
-from outrider.rules.chain import capped_ratio, or_target, residual, stop_chance
+from outrider.rules.chain import capped_ratio, mass_of, or_target, residual, stop_chance
 from outrider.tree import check
 
 ROOT = -1
@@ -108,7 +108,7 @@ class TraversalRule:
                 if found is not None:
                     return found
                 rest = _less(rest, draft.tokens[child], draft.law(child), scale, out=rest if place > 0 else None)
-                mass = rest.sum()
+                mass = mass_of(rest)
                 whole, weight = mass + (1 - weight), stop_chance(weight, mass)
             if node == ROOT or coins.bernoulli(weight):
                 return path, or_target(rest, target_probs[node + 1])
@@ -159,7 +159,7 @@ def _walk(draft: Draft, target_probs: Law, coins: Coins, position: int, law_of: 
         rest, kept = target_probs[node + 1], None  # rest is R, but for its sum
         for place, child in enumerate(children[node]):
             if place > 0:
-                rest = _divided(rest, rest.sum())
+                rest = _divided(rest, mass_of(rest))
             chance = _chance(rest, draft.tokens[child], law_of(child))
             acceptance.append(float(chance))
             if coins.bernoulli(chance):
@@ -192,11 +192,11 @@ def _less(rest: Law, token: int, drawn_from: Law | None, scale: Any = 1, *, out:
     """[V] (scale rest - p)+, written to `out` if given; p is certain of the token where it was chosen."""
     if drawn_from is not None:
         return residual(rest, drawn_from, scale, out=out)
-    left = np.multiply(rest, scale, dtype=np.result_type(rest.dtype, np.float64), out=out)
+    left = np.multiply(rest, scale, dtype=rest.dtype, out=out)
     left[token] = 0
     return np.asarray(left)
 
 
 def _divided(rest: Law, whole: Any) -> Law:
     """The array over `whole`, in place; as it is if that is zero, for then rounding alone refused a child."""
-    return np.divide(rest, whole, out=rest) if whole > 0 else rest
+    return np.divide(rest, whole, out=rest, dtype=rest.dtype) if whole > 0 else rest
