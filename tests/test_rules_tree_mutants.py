@@ -61,8 +61,8 @@ def test_a_refused_token_left_in_the_residual_is_caught(rule: Rule, monkeypatch:
     assert errors(rule, likeliest_ones) == [0] * 4
     right = tree._less
 
-    def forgetful(rest, token, drawn_from, scale=1, out=None):
-        return right(rest, token, drawn_from, scale) if drawn_from is not None else rest * scale
+    def forgetful(rest, token, drawn_from):
+        return right(rest, token, drawn_from) if drawn_from is not None else rest
 
     monkeypatch.setattr(tree, "_less", forgetful)
     assert all(error > 0 for error in errors(rule, likeliest_ones))
@@ -75,15 +75,14 @@ def test_leniency_is_caught(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None
     assert all(error > 0 for error in errors(rule, without_replacement))
 
 
-@pytest.mark.parametrize("fault", ["the weight of a parent stays", "the weight is one", "no weight in the residual"])
+@pytest.mark.parametrize("fault", ["the weight of a parent stays", "the weight is one", "no weight in the running law"])
 def test_faults_in_the_weights_of_traversal_are_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = tree.residual
     if fault == "the weight of a parent stays":
         monkeypatch.setattr(tree, "stop_chance", lambda weight, mass: weight)
     elif fault == "the weight is one":
         monkeypatch.setattr(tree, "stop_chance", lambda weight, mass: 1)
     else:
-        monkeypatch.setattr(tree, "residual", lambda rest, law, scale=1, out=None: right(rest, law, 1, out=out))
+        monkeypatch.setattr(tree, "_times", lambda law, weight: law.copy())
     assert any(error > 0 for error in errors(TRAVERSAL, without_replacement, even(2, 2)))
 
 

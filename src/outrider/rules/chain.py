@@ -130,16 +130,20 @@ def capped_ratio(weight: Any, target_prob: Any, draft_prob: Any) -> Any:
     return min(1, weight * target_prob / draft_prob) if draft_prob > 0 else 0
 
 
-def residual(target_row: Law, draft_row: Law, weight: Any = 1, *, out: Law | None = None) -> Law:
-    """[V] (weight q - p)+, not normalised, of the wider of the two types; only `out` is written to."""
-    rest = np.multiply(target_row, weight, dtype=np.result_type(target_row.dtype, draft_row.dtype), out=out)
+def residual(target_row: Law, draft_row: Law, weight: Any = 1) -> Law:
+    """[V] (weight q - p)+, not normalised, in a new array of the target's type."""
+    return less(np.multiply(target_row, weight, dtype=target_row.dtype), draft_row)
+
+
+def less(rest: Law, draft_row: Law) -> Law:
+    """[V] (rest - p)+, in place."""
     rest -= draft_row
     return np.asarray(np.maximum(rest, 0, out=rest))
 
 
 def mass_of(rest: Law) -> Any:
-    """The sum of an array: double from floats, which a stop chance is made of, exact from fractions."""
-    return rest.sum() if rest.dtype == object else rest.sum(dtype=np.float64)
+    """The sum of an array, in its own precision, as a plain number."""
+    return rest.sum().item() if rest.dtype != object else rest.sum()
 
 
 def _drawn_from(draft: Draft, node: int) -> Law:

@@ -112,7 +112,8 @@ def streams(seed: int, coupled: bool) -> tuple[Coins, Coins]:
 
 def _invert(weights: Law, uniform: float) -> int:
     """The index at which the cumulative weight passes `uniform` of the total; in two steps, since V is large."""
-    chunks = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _CHUNK), dtype=np.float64))
+    sums = np.add.reduceat(weights, np.arange(0, len(weights), _CHUNK), dtype=np.result_type(weights, np.float32))
+    chunks = np.cumsum(sums, dtype=np.float64)
     assert 0 < chunks[-1] < np.inf, "weights must be finite, non-negative and not all zero"
     level = uniform * chunks[-1]
     chunk = _first_above(chunks, level)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from outrider.core import Coins, Draft, Law, Verdict
-from outrider.rules.chain import capped_ratio, mass_of, or_target, residual, stop_chance
+from outrider.rules.chain import capped_ratio, less, mass_of, or_target, stop_chance
 from outrider.tree import check
 
 ROOT = -1
@@ -98,16 +98,15 @@ class TraversalRule:
 
         def visit(node: int, path: tuple[int, ...], weight: Any) -> tuple[tuple[int, ...], Law] | None:
             """What is kept of this subtree and the law after it; None if all of it is refused."""
-            rest, scale, whole = target_probs[node + 1], weight, 1  # scale * rest is w R
+            rest, whole = target_probs[node + 1], 1
             for place, child in enumerate(children[node]):
-                if place > 0:
-                    rest, scale = _divided(rest, whole), 1
-                reach = _chance(rest, draft.tokens[child], draft.law(child), scale)
+                rest = _times(rest, weight) if place == 0 else _divided(rest, whole)  # w R
+                reach = _chance(rest, draft.tokens[child], draft.law(child))
                 acceptance.append(float(reach))
                 found = visit(child, (*path, child), reach)
                 if found is not None:
                     return found
-                rest = _less(rest, draft.tokens[child], draft.law(child), scale, out=rest if place > 0 else None)
+                rest = _less(rest, draft.tokens[child], draft.law(child))
                 mass = mass_of(rest)
                 whole, weight = mass + (1 - weight), stop_chance(weight, mass)
             if node == ROOT or coins.bernoulli(weight):
@@ -156,16 +155,15 @@ def _walk(draft: Draft, target_probs: Law, coins: Coins, position: int, law_of: 
     """From the root down: at each node the first child whose coin falls, and the running law where none does."""
     children, path, acceptance, node = _children(draft), list[int](), list[float](), ROOT
     while True:
-        rest, kept = target_probs[node + 1], None  # rest is R, but for its sum
+        rest, kept = target_probs[node + 1], None
         for place, child in enumerate(children[node]):
-            if place > 0:
-                rest = _divided(rest, mass_of(rest))
+            rest = rest.copy() if place == 0 else _divided(rest, mass_of(rest))  # R
             chance = _chance(rest, draft.tokens[child], law_of(child))
             acceptance.append(float(chance))
             if coins.bernoulli(chance):
                 kept = child
                 break
-            rest = _less(rest, draft.tokens[child], law_of(child), out=rest if place > 0 else None)
+            rest = _less(rest, draft.tokens[child], law_of(child))
         if kept is None:
             law = or_target(rest, target_probs[node + 1])
             return Verdict(tuple(path), coins.categorical(law, position + len(path)), tuple(acceptance))
@@ -181,20 +179,22 @@ def _children(draft: Draft) -> dict[int, list[int]]:
     return found
 
 
-def _chance(rest: Law, token: int, drawn_from: Law | None, scale: Any = 1) -> Any:
-    """min(1, scale rest(x) / p(x)), in [0, 1]; p(x) is 1 where the token was chosen."""
-    if drawn_from is None:
-        return min(1, scale * rest.item(token))
-    return capped_ratio(scale, rest.item(token), drawn_from.item(token))
+def _chance(rest: Law, token: int, drawn_from: Law | None) -> Any:
+    """min(1, rest(x) / p(x)), in [0, 1]; p(x) is 1 where the token was chosen."""
+    return min(1, rest.item(token)) if drawn_from is None else capped_ratio(1, rest.item(token), drawn_from.item(token))
 
 
-def _less(rest: Law, token: int, drawn_from: Law | None, scale: Any = 1, *, out: Law | None = None) -> Law:
-    """[V] (scale rest - p)+, written to `out` if given; p is certain of the token where it was chosen."""
+def _less(rest: Law, token: int, drawn_from: Law | None) -> Law:
+    """[V] (rest - p)+, in place; p is certain of the token where it was chosen."""
     if drawn_from is not None:
-        return residual(rest, drawn_from, scale, out=out)
-    left = np.multiply(rest, scale, dtype=rest.dtype, out=out)
-    left[token] = 0
-    return np.asarray(left)
+        return less(rest, drawn_from)
+    rest[token] = 0
+    return rest
+
+
+def _times(law: Law, weight: Any) -> Law:
+    """[V] a copy, of the same type."""
+    return np.asarray(np.multiply(law, weight, dtype=law.dtype))
 
 
 def _divided(rest: Law, whole: Any) -> Law:
