@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,14 +180,25 @@ def test_tree_nodes_see_their_own_path_only_and_a_committed_path_is_a_chain(tmp_
     torch.testing.assert_close(cache.data[:, 0, :11], fresh.data[:, 0, :11], atol=1e-5, rtol=1e-4)
 
 
-def test_features_are_the_outputs_of_the_layers_asked_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ids", [(0, 1, 2), (2, 1), (3,), (1, 3)])
+def test_features_are_the_hidden_states_of_transformers_in_the_order_asked_for(ids, tmp_path: Path) -> None:
     reference = tiny_model("llama", num_hidden_layers=3)
-    model = loaded(reference, tmp_path, feature_layers=(0, 1))
-    hidden = model.forward(block([TOKENS], [0], [0]), model.new_cache(1, 64)).hidden
+    model = loaded(reference, tmp_path, feature_layers=ids)
     with torch.inference_mode():
         states = reference(torch.tensor([TOKENS]), output_hidden_states=True).hidden_states
-    assert hidden is not None
-    torch.testing.assert_close(hidden[0], torch.cat([states[1][0], states[2][0]], -1), atol=2e-4, rtol=1e-4)
+    wanted = torch.cat([states[i][0] for i in ids], -1)
+    for shown in (model, loaded(reference, tmp_path / "again").showing(ids)):
+        for prefill in (False, True):
+            given = replace(block([TOKENS], [0], [0]), prefill=prefill)
+            hidden = shown.forward(given, shown.new_cache(1, 64)).hidden
+            assert hidden is not None
+            torch.testing.assert_close(hidden[0], wanted, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("ids", [(4,), (-1,)])
+def test_features_of_layers_that_are_not_there_are_refused(ids, tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match=r"feature layer is .*0 to 3"):
+        loaded(tiny_model("llama", num_hidden_layers=3), tmp_path, feature_layers=ids)
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1])

@@ -21,7 +21,9 @@ from outrider.core import Block, Model, Output
 from outrider.errors import CheckpointError, InvalidOption, OutriderError, UnsupportedModel
 from outrider.models import declared
 from outrider.models import transformers as adapter
-from outrider.models.transformers import TransformersCache, TransformersModel, load_transformers
+from outrider.models import transformers_cache as caches
+from outrider.models.transformers import TransformersModel, load_transformers
+from outrider.models.transformers_cache import TransformersCache
 
 VOCAB, CONTEXT = 61, 64
 SMALL = {
@@ -163,9 +165,9 @@ def test_ragged_blocks_with_rollbacks_equal_one_forward_without_cache(model: Tra
 def test_the_same_check_catches_an_adapter_that_forgets_to_crop(
     model: TransformersModel, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    crop = adapter._crop
+    crop = caches.crop
     mutants = {"everything": lambda cache, length: None, "one row too many": lambda cache, n: crop(cache, n + 1)}
-    monkeypatch.setattr(adapter, "_crop", mutants[kept])
+    monkeypatch.setattr(caches, "crop", mutants[kept])
     assert ragged_error(model) > 1e-2
 
 
@@ -180,7 +182,7 @@ def test_half_precision_rolls_back_too_and_gives_float32_logits(dtype: torch.dty
 
 def test_half_precision_check_catches_a_forgotten_crop(monkeypatch: pytest.MonkeyPatch) -> None:
     model = TransformersModel(build(CONFIGS["Llama"](), torch.bfloat16))
-    monkeypatch.setattr(adapter, "_crop", lambda cache, length: None)
+    monkeypatch.setattr(caches, "crop", lambda cache, length: None)
     assert ragged_error(model) > 0.2
 
 
@@ -292,7 +294,7 @@ def test_a_reused_slot_is_a_fresh_slot(model: TransformersModel) -> None:
 def test_the_same_check_catches_a_slot_that_is_not_emptied(
     llama: TransformersModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapter, "_crop", lambda cache, length: None)
+    monkeypatch.setattr(caches, "crop", lambda cache, length: None)
     monkeypatch.setattr(
         TransformersCache, "truncate", lambda cache, slot, length: cache.lengths.__setitem__(slot, length)
     )
@@ -323,7 +325,7 @@ def test_a_copy_lives_on_its_own(model: TransformersModel) -> None:
 def test_the_same_check_catches_a_copy_that_shares_its_rows(
     llama: TransformersModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapter.copy, "deepcopy", lambda cache: cache)
+    monkeypatch.setattr(caches.copy, "deepcopy", lambda cache: cache)
     assert copy_error(llama) > 1e-2
 
 
@@ -630,3 +632,17 @@ def test_a_path_that_does_not_exist_is_named() -> None:
 def test_a_dtype_or_device_that_cannot_be_used_is_refused_before_anything_is_read(bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match=next(iter(bad))):
         load_transformers("/nowhere/at/all", **bad)
+
+
+def test_features_are_the_models_hidden_states(llama: TransformersModel) -> None:
+    num_layers = llama.model.config.num_hidden_layers
+    shown = llama.showing((num_layers, 1))
+    block = chains(shown.new_cache(2, 20), {0: [1, 2, 3], 1: [4]})
+    hidden = shown.forward(block, shown.new_cache(2, 20)).hidden
+    with torch.inference_mode():
+        states = llama.model(torch.tensor([[1, 2, 3]]), output_hidden_states=True).hidden_states
+    assert hidden is not None
+    torch.testing.assert_close(hidden[0], torch.cat([states[num_layers][0], states[1][0]], -1), atol=1e-5, rtol=1e-4)
+    assert llama.forward(block, llama.new_cache(2, 20)).hidden is None
+    with pytest.raises(InvalidOption, match="feature layer is 99"):
+        llama.showing((99,))

@@ -18,7 +18,8 @@ from outrider.drafters import SuffixDrafter
 from outrider.errors import DrafterWarning, InvalidOption, UnsupportedModel
 from outrider.loading import load
 from outrider.models import transformers as adapter
-from outrider.models.transformers import TransformersCache, TransformersModel
+from outrider.models.transformers import TransformersModel
+from outrider.models.transformers_cache import TransformersCache
 from outrider.options import Sampling
 from test_transformers_adapter import (
     CONFIGS,
@@ -134,7 +135,7 @@ def siblings_seen(right: Any) -> Any:
 def test_the_same_check_catches_wrong_positions_and_masks(
     llama: TransformersModel, mutant: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TransformersModel, "run", mutant(TransformersModel.run))
+    monkeypatch.setattr(TransformersModel, "_call", mutant(TransformersModel._call))
     assert tree_error(llama) > 1e-2
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from time import perf_counter
 
 import outrider.tree as tree
@@ -79,7 +79,7 @@ class Engine:
         self._waiting: deque[Sequence] = deque()
         self._slots: list[Sequence | None] = [None] * slots
         self._texts: dict[int, TextStream] = {}
-        self._next_id = 0
+        self._ids = count()
 
     def add(
         self,
@@ -114,9 +114,8 @@ class Engine:
         seed = secrets.randbits(63) if seed is None else seed
         draft_coins, verify_coins = streams(seed, coupled=self.rule.name == "coupled")
         sequence = Sequence(
-            self._next_id, tokens, len(tokens), sampling, draft_coins, verify_coins, stops, max_new_tokens, expected
+            next(self._ids), tokens, len(tokens), sampling, draft_coins, verify_coins, stops, max_new_tokens, expected
         )
-        self._next_id += 1
         self._waiting.append(sequence)
         if text is not None:
             self._texts[sequence.id] = text
@@ -177,6 +176,7 @@ class Engine:
             elif self._is_ready(twin):
                 self.cache.copy(twin.slot, sequence.slot)
                 self.cache.truncate(sequence.slot, sequence.prompt_length - 1)
+                self._guard.share(twin, sequence)
             sequence.prefill_seconds += perf_counter() - start
 
     def _twin(self, sequence: Sequence) -> Sequence | None:
@@ -188,8 +188,9 @@ class Engine:
     def _prefill_chunk(self, sequence: Sequence) -> None:
         done = self.cache.lengths[sequence.slot]
         chunk = sequence.tokens[done : min(done + PREFILL_CHUNK, len(sequence.tokens) - 1)]
-        self.target.forward(prefill_block(sequence, chunk, self.cache.lengths), self.cache)
+        output = self.target.forward(prefill_block(sequence, chunk, self.cache.lengths), self.cache)
         self.cache.commit(sequence.slot, range(len(chunk)))
+        self._guard.read(sequence, None if output.hidden is None else output.hidden[0])
 
     def _propose(self, ready: list[Sequence]) -> tuple[list[Draft], list[str | None]]:
         wanted = self.pace.budgets(ready)
@@ -239,12 +240,12 @@ class Engine:
         """The tokens up to the first that ends the sequence, why it ends, and each token's text."""
         stream, room, pieces = self._texts.get(sequence.id), self._room(sequence), []
         reason: FinishReason | None = None
-        for count, token in enumerate(tokens, start=1):
+        for number, token in enumerate(tokens, start=1):
             is_stop = token in sequence.stop_ids
             pieces.append(stream.push(token) if stream and not is_stop else "")
             if is_stop or (stream and stream.stopped is not None):
                 reason = "stop"
-            elif count == room:
+            elif number == room:
                 reason = "length"
             if reason is not None:
                 pieces[-1] += stream.finish() if stream else ""
@@ -255,8 +256,7 @@ class Engine:
         return [s for s in self._slots if s is not None]
 
     def _is_ready(self, sequence: Sequence) -> bool:
-        cached: int = self.cache.lengths[sequence.slot]
-        return cached >= sequence.prompt_length - 1
+        return bool(self.cache.lengths[sequence.slot] >= sequence.prompt_length - 1)
 
     def _room(self, sequence: Sequence) -> int:
         """Tokens that may still be emitted."""

@@ -9,6 +9,7 @@ from warnings import warn
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 
 from outrider.core import Draft, Drafter, Model, Rule, Sequence
 from outrider.errors import DrafterWarning
@@ -62,15 +63,26 @@ class Guard:
 
     def observe(self, verified: Iterable[Verified]) -> None:
         """Tell the drafter what became of its drafts, if it wants to know (see `rounds.Learner`)."""
-        learn = getattr(self._drafter, "observe", None)
-        if learn is None:
-            return
-        seen = [v for v in verified if self._failures.get(v.sequence, 0) < PATIENCE]
+        if hasattr(self._drafter, "observe"):
+            seen = [v for v in verified if self._failures.get(v.sequence, 0) < PATIENCE]
+            self._tell("observe", [v.sequence for v in seen], seen)
+
+    def read(self, sequence: Sequence, hidden: torch.Tensor | None) -> None:
+        """Tell the drafter of the features [n, F] of the next n tokens of a prompt (see `rounds.Reader`)."""
+        if hidden is not None and hasattr(self._drafter, "read"):
+            self._tell("read", [sequence], sequence, hidden)
+
+    def share(self, source: Sequence, sequence: Sequence) -> None:
+        """Tell the drafter that a prompt was copied from another sequence's (see `rounds.Reader`)."""
+        if hasattr(self._drafter, "share"):
+            self._tell("share", [sequence], source, sequence)
+
+    def _tell(self, method: str, concerned: list[Sequence], *arguments: Any) -> None:
         try:
-            learn(seen)
+            getattr(self._drafter, method)(*arguments)
         except Exception as error:  # a drafter's failure is never the sequence's: it costs the next draft
-            for v in seen:
-                self._unlearned[v.sequence] = f"observe failed with {type(error).__name__}: {error}"
+            for sequence in concerned:
+                self._unlearned[sequence] = f"{method} failed with {type(error).__name__}: {error}"
 
     def _ask(self, sequences: list[Sequence], budgets: list[int]) -> list[Any]:
         """What the drafter says to each; a string is its failure. A batch that fails is asked again one by one."""

@@ -104,6 +104,22 @@ class Learner(Protocol):
         """Learn from the sequences of one step that go on."""
 
 
+class Reader(Protocol):
+    """A drafter that reads states of the target, in prompts here and after that in `Verified.hidden`.
+
+    Attributes:
+        feature_layers: the states that it reads, as `models.decoder.Decoder` counts them.
+    """
+
+    feature_layers: tuple[int, ...]
+
+    def read(self, sequence: Sequence, hidden: torch.Tensor) -> None:
+        """Take in the features [n, F] of the next n tokens of the sequence's prompt; the last one is in no prompt."""
+
+    def share(self, source: Sequence, sequence: Sequence) -> None:
+        """Take over what was read of the same prompt for another sequence."""
+
+
 class Pace(Protocol):
     """Decides how many tokens to draft."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from outrider.errors import CheckpointError, UnsupportedModel
+from outrider.errors import CheckpointError, InvalidOption, UnsupportedModel
 from outrider.models.rope import PLAIN_ROPE, RopeScaling, frequencies, rope_from_gguf, rope_from_json
 from outrider.models.settings import ADAPTER_HINT, integer, positive
 
@@ -89,6 +89,18 @@ class DecoderConfig:
             raise CheckpointError(f"{self.num_heads} query heads do not divide among {self.num_kv_heads} key heads.")
         if self.head_dim % 2:
             raise CheckpointError(f"head_dim is {self.head_dim}; rotary embeddings need an even one.")
+
+
+def check_feature_layers(ids: tuple[int, ...], num_layers: int) -> None:
+    """Refuse states that a model does not have.
+
+    Raises:
+        InvalidOption: an id that is not from 0, the embedding, to the number of layers, the last state.
+    """
+    for layer in ids:
+        if not 0 <= layer <= num_layers:
+            fix = "These are the features of another target."
+            raise InvalidOption("feature layer", layer, f"0 to {num_layers}, the number of layers", fix)
 
 
 def inverse_frequencies(config: DecoderConfig) -> tuple[torch.Tensor, float]:

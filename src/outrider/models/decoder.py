@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from outrider.cache import KEY_BLOCK, KVCache
 from outrider.core import Block, Output
-from outrider.models.config import DecoderConfig, inverse_frequencies
+from outrider.models.config import DecoderConfig, check_feature_layers, inverse_frequencies
 from outrider.models.linear import Linear
 
 UNDIVIDED = 32767
@@ -88,7 +88,8 @@ class Decoder:
         config: the shape.
         weights: as `models.load` prepares them.
         precision: what the output calls this target: float32, bfloat16, float16 or q4.
-        feature_layers: 0-based layers whose outputs `Output.hidden` shows, side by side; () for none.
+        feature_layers: states that `Output.hidden` shows, side by side, as transformers counts `hidden_states`: 0 is
+            the embedding, i what enters layer i, the number of layers what leaves the final norm; () for none.
     """
 
     takes_trees = True
@@ -100,6 +101,7 @@ class Decoder:
         self.weights = weights
         self.precision = precision
         self.feature_layers = feature_layers
+        check_feature_layers(feature_layers, config.num_layers)
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length
         self.device = weights.norm.device
@@ -138,8 +140,19 @@ class Decoder:
         """Run a block on top of its slots' committed rows; cache rows are written, lengths are not moved."""
         flow = self.embed(block, cache)
         features = self.run(flow, cache, range(len(self.weights.layers)))
-        hidden = _unflatten(torch.cat(features, dim=-1), block) if features else None
+        if self.config.num_layers in self.feature_layers:
+            features[self.config.num_layers] = self._normed(flow)
+        shown = [features[layer] for layer in self.feature_layers]
+        hidden = _unflatten(torch.cat(shown, dim=-1), block) if shown else None
         return Output(None if block.prefill else self.head(flow, block), hidden)
+
+    def showing(self, feature_layers: tuple[int, ...]) -> Decoder:
+        """The same model, weights shared, with these features.
+
+        Raises:
+            InvalidOption: a layer that the model does not have.
+        """
+        return Decoder(self.config, self.weights, self.precision, feature_layers)
 
     def embed(self, block: Block, cache: Rows, skip: Ordered[int] | None = None) -> Flow:
         """The block's tokens as vectors, flattened, with what every layer needs to know of them.
@@ -156,21 +169,23 @@ class Decoder:
         x = F.embedding(tokens, self.weights.embedding).float()
         return Flow(x, self._rotations[positions.to(self.device)], self._spans(block, cache, taken))
 
-    def run(self, flow: Flow, cache: Rows, layers: range) -> list[torch.Tensor]:
-        """Send the flow through some layers, in place; the outputs of those among `feature_layers`, [T, H] each."""
-        features = []
+    def run(self, flow: Flow, cache: Rows, layers: range) -> dict[int, torch.Tensor]:
+        """Send the flow through some layers, in place; what entered those among `feature_layers`, [T, H] each."""
+        features = {}
         for index in layers:
             layer = self.weights.layers[index]
+            if index in self.feature_layers:
+                features[index] = flow.x.clone()
             flow.x += self._attention(layer, flow.x, flow.rotation, flow.spans, cache.rows[index])
             flow.x += self._mlp(layer, flow.x)
-            if index in self.feature_layers:
-                features.append(flow.x.clone())
         return features
 
     def head(self, flow: Flow, block: Block) -> torch.Tensor:
         """[B, N, V] logits of what came out of the last layer, or of an earlier one."""
-        logits = self.weights.head(_rms_norm(flow.x, self.weights.norm, self.config.rms_norm_eps))
-        return _unflatten(logits, block)
+        return _unflatten(self.weights.head(self._normed(flow)), block)
+
+    def _normed(self, flow: Flow) -> torch.Tensor:
+        return _rms_norm(flow.x, self.weights.norm, self.config.rms_norm_eps)
 
     def _attention(
         self, layer: Layer, x: torch.Tensor, rotation: torch.Tensor, spans: list[_Span], rows: list[torch.Tensor]

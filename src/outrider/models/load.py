@@ -41,7 +41,7 @@ def load_decoder(
         checkpoint: an opened checkpoint; its tensors were checked against its config when it was opened.
         precision: float32, bfloat16, float16 or q4 (4-bit files on a CPU only).
         device: where to run.
-        feature_layers: layers whose outputs `Output.hidden` shows.
+        feature_layers: see `Decoder`.
         progress: called after each layer.
 
     Raises:

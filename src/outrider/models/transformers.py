@@ -12,79 +12,24 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import outrider.tree as tree
 from outrider.core import Block, Output
 from outrider.errors import CheckpointError, InvalidOption, UnsupportedModel
+from outrider.models.config import check_feature_layers
 from outrider.models.declared import INSTEAD, first_line, refuse_declared, window
+from outrider.models.transformers_cache import TransformersCache, crop, empty_cache
 
 UNBOUNDED_CONTEXT = 1 << 20
 """Context length of a model whose config states none (ALiBi models such as BLOOM)."""
-
-
-class TransformersCache:
-    """One `transformers` cache per slot, cut to the committed length when its slot runs next.
-
-    Memory grows with the sequences; nothing is reserved for `capacity`.
-
-    Args:
-        config: the model's config, which says what kind of cache its layers need.
-        slots: how many sequences it holds.
-        capacity: rows that may be committed per slot.
-    """
-
-    def __init__(self, config: Any, slots: int, capacity: int) -> None:
-        self.lengths = [0] * slots
-        self.capacity = capacity
-        self._config = config
-        self._caches = [_empty_cache(config) for _ in range(slots)]
-        self._uncommitted = [0] * slots
-
-    def open(self, slot: int, width: int) -> Any:
-        """The slot's own cache, holding its committed rows and ready to take `width` more."""
-        _crop(self._caches[slot], self.lengths[slot])
-        self._uncommitted[slot] = width
-        return self._caches[slot]
-
-    def commit(self, slot: int, rows: Ordered[int]) -> None:
-        """Keep these rows of the slot's last block, in this order; a chain keeps 0, 1, ..., m."""
-        assert all(0 <= row < self._uncommitted[slot] for row in rows), "a committed row was never written"
-        if list(rows) != list(range(len(rows))):
-            self._gather(slot, rows)
-        self.lengths[slot] += len(rows)
-        self._uncommitted[slot] = 0
-        assert self.lengths[slot] <= self.capacity
-
-    def truncate(self, slot: int, length: int) -> None:
-        """Forget everything from row `length` on; at 0 the slot's memory is freed."""
-        assert 0 <= length <= self.lengths[slot]
-        if length == 0:
-            self._caches[slot] = _empty_cache(self._config)
-        self.lengths[slot] = length
-        self._uncommitted[slot] = 0
-
-    def copy(self, source: int, target: int) -> None:
-        """Make slot `target` an independent copy of the committed rows of slot `source`."""
-        self._caches[target] = copy.deepcopy(self._caches[source])
-        self.lengths[target] = self.lengths[source]
-        self._uncommitted[target] = 0
-
-    def _gather(self, slot: int, rows: Ordered[int]) -> None:
-        start = self.lengths[slot]
-        kept = torch.tensor([*range(start), *(start + row for row in rows)])
-        for layer in self._caches[slot].layers:
-            if layer.keys is not None:
-                layer.keys = layer.keys.index_select(-2, kept.to(layer.keys.device))
-                layer.values = layer.values.index_select(-2, kept.to(layer.values.device))
 
 
 class TransformersModel:
@@ -101,6 +46,8 @@ class TransformersModel:
         InvalidOption: not a `PreTrainedModel`, or a context length outside what the config allows.
         UnsupportedModel: the model's past cannot be rolled back; the message names the class or layer type.
     """
+
+    feature_layers: tuple[int, ...] = ()
 
     def __init__(self, model: PreTrainedModel, *, context_length: int | None = None) -> None:
         if not isinstance(model, PreTrainedModel):
@@ -138,6 +85,7 @@ class TransformersModel:
             UnsupportedModel: a tree, for a model that takes chains only.
         """
         logits = None if block.prefill else torch.zeros(*block.tokens.shape, self.vocab_size, device=self.device)
+        shown = list[torch.Tensor]()
         for row, (slot, width) in enumerate(zip(block.slots, block.widths, strict=True)):
             tokens, positions = block.tokens[row, :width], block.positions[row, :width]
             start = cache.lengths[slot]
@@ -147,10 +95,23 @@ class TransformersModel:
             depths = torch.arange(width) if ancestors is None else ancestors.sum(-1) - 1
             assert positions.tolist() == (start + depths).tolist(), "positions do not continue the slot"
             positions = positions.clamp(max=self.context_length - 1)  # rows past the context are padding
-            found = self.run(tokens, positions, cache.open(slot, width), ancestors, all_logits=not block.prefill)
+            output = self._call(tokens, positions, cache.open(slot, width), ancestors, all_logits=not block.prefill)
             if logits is not None:
-                logits[row, :width] = found
-        return Output(logits)
+                logits[row, :width] = output.logits[0].float()
+            if self.feature_layers:
+                shown.append(torch.cat([output.hidden_states[layer][0].float() for layer in self.feature_layers], -1))
+        return Output(logits, pad_sequence(shown, batch_first=True) if shown else None)
+
+    def showing(self, feature_layers: tuple[int, ...]) -> TransformersModel:
+        """The same model with these states in `Output.hidden` (see `decoder.Decoder`).
+
+        Raises:
+            InvalidOption: a state that the model does not have.
+        """
+        check_feature_layers(feature_layers, self.model.config.get_text_config(decoder=True).num_hidden_layers)
+        shown = copy.copy(self)
+        shown.feature_layers = feature_layers
+        return shown
 
     @torch.inference_mode()
     def run(
@@ -174,6 +135,19 @@ class TransformersModel:
         Returns:
             Logits [n, V], or [1, V] of the last token where the model can leave out the others.
         """
+        output = self._call(tokens, positions, cache, ancestors, all_logits=all_logits)
+        return output.logits[0].float()  # type: ignore[no-any-return]
+
+    @torch.inference_mode()
+    def _call(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        cache: Any,
+        ancestors: torch.Tensor | None,
+        *,
+        all_logits: bool,
+    ) -> Any:
         positions = positions.to(self.device)
         offered = {
             "cache": cache,
@@ -186,8 +160,9 @@ class TransformersModel:
         if ancestors is not None:
             offered["attention_mask"] = _additive(ancestors, cache.get_seq_length()).to(self.device, self.model.dtype)
         taken = {name: value for name, value in offered.items() if name in self._parameters}
-        output = self.model(input_ids=tokens[None].to(self.device), return_dict=True, **taken)
-        return output.logits[0].float()  # type: ignore[no-any-return]
+        if self.feature_layers:
+            taken["output_hidden_states"] = True
+        return self.model(input_ids=tokens[None].to(self.device), return_dict=True, **taken)
 
 
 def load_transformers(
@@ -249,13 +224,6 @@ def _check_placement(dtype: torch.dtype | str, device: torch.device | str) -> No
         raise InvalidOption("device", str(device), "a device of this torch and machine", first_line(error)) from error
 
 
-def _empty_cache(config: Any) -> DynamicCache:
-    cache = DynamicCache(config=config)
-    # A window layer drops rows as it fills; a plain one keeps them, and the context fits in the window.
-    cache.layers = [DynamicLayer() if getattr(layer, "is_sliding", False) else layer for layer in cache.layers]
-    return cache
-
-
 def _unless_chain(ancestors: torch.Tensor) -> torch.Tensor | None:
     """[n, n] bool, or None if every token sees all before it."""
     return None if torch.equal(ancestors, torch.ones_like(ancestors).tril()) else ancestors
@@ -265,13 +233,6 @@ def _additive(ancestors: torch.Tensor, start: int) -> torch.Tensor:
     """[1, 1, n, start + n] float32, what is added to attention scores: 0 where a token may look, -inf elsewhere."""
     hidden = torch.nn.functional.pad(~ancestors, (start, 0))
     return torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)[None, None]
-
-
-def _crop(cache: Any, length: int) -> None:
-    # Layer by layer, because a forward that failed half-way has grown only some of them.
-    for layer in cache.layers:
-        if layer.keys is not None and layer.get_seq_length() > length:
-            layer.crop(length - layer.get_seq_length())
 
 
 def _context_length(config: Any, wanted: int | None) -> int:
@@ -301,10 +262,10 @@ def _trial(model: TransformersModel, vocab_size: int) -> _Trial:
     """Run three tokens, three wrong ones, roll those back and run three others; and again without the wrong ones."""
     config, first, second = model.model.config, torch.arange(3), torch.arange(3, 6)
     start, wrong, right = (torch.arange(1, 10) * vocab_size // 10).reshape(3, 3)
-    rolled, fresh = _empty_cache(config), _empty_cache(config)
+    rolled, fresh = empty_cache(config), empty_cache(config)
     model.run(start, first, rolled)
     model.run(wrong, second, rolled)
-    _crop(rolled, 3)
+    crop(rolled, 3)
     model.run(start, first, fresh)
     whole = torch.cat((start, right))[None].to(model.device)
     with torch.inference_mode():  # positions of the model's own choosing
@@ -319,7 +280,7 @@ def _probe(model: TransformersModel) -> int:
         The vocabulary size, as the logits have it.
     """
     name, config = type(model.model).__name__, model.model.config
-    kinds = ", ".join(sorted({type(layer).__name__ for layer in _empty_cache(config).layers})) or "DynamicCache"
+    kinds = ", ".join(sorted({type(layer).__name__ for layer in empty_cache(config).layers})) or "DynamicCache"
     try:
         trial = _trial(model, config.get_text_config(decoder=True).vocab_size)
     except Exception as error:  # a model may fail in any way on a cache that it was not written for
@@ -368,7 +329,7 @@ def _tree_trial(model: TransformersModel) -> tuple[torch.Tensor, torch.Tensor, l
     mask, places = tree.ancestors(_TWO_TWIGS, 7), 3 + torch.tensor(tree.depths(_TWO_TWIGS))
 
     def run(rows: list[int], positions: torch.Tensor, ancestors: torch.Tensor | None) -> torch.Tensor:
-        cache = _empty_cache(model.model.config)
+        cache = empty_cache(model.model.config)
         model.run(tokens[:3], torch.arange(3), cache)
         return model.run(tokens[3:][rows], positions, cache, ancestors)
 
