@@ -57,6 +57,15 @@ def plain_head():
 
 
 @lru_cache
+def head_of_10000():
+    """Keys and queries are large, so that it matters where they point."""
+    head = eagle_head(TARGET, feature_layers=(1, 2, 3))
+    for part in "qk":
+        head.weights[f"layers.0.self_attn.{part}_proj.weight"] *= 4
+    return trained(replace(head, config=replace(head.config, rope_theta=10_000.0)))
+
+
+@lru_cache
 def head_with_flags():
     flags = {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True}
     head = eagle_head(TARGET, feature_layers=(0, 2, 3), **flags)
@@ -102,7 +111,7 @@ PLANTED = {
     "a normed state fed back": (plain_head, {"norm_output": True}, "norm_output = false"),
     "a state fed back as it is": (head_with_flags, {"norm_output": False}, "norm_output = true"),
     "no norm of the features": (head_with_flags, {"norm_before_fc": False}, "norm_before_fc = true"),
-    "another base": (plain_head, {"rope_theta": 50.0}, None),
+    "the base of another": (head_of_10000, {"rope_theta": 2.0}, "rope_theta = 10000"),
 }
 
 
@@ -110,9 +119,8 @@ PLANTED = {
 def test_a_planted_misreading_is_found(name):
     head, changes, right = PLANTED[name]
     found = check(replace(head(), config=replace(head().config, **changes)))
-    if right is not None:
-        assert not found.is_as_read
-        assert found.best.reading == right
+    assert not found.is_as_read
+    assert found.best.reading == right
     assert found.agreements[0].step2 < check(head()).agreements[0].step2
 
 

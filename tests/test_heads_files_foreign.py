@@ -113,6 +113,27 @@ def test_a_sliding_window_is_the_length_of_a_head(tmp_path):
     assert "window of 64" in found.notes[0]
 
 
+def test_what_could_be_meant_otherwise_is_noted(tmp_path):
+    kinds = {
+        "safeailab-eagle1": (eagle_head(TARGET, 1), {"bias": None}, "takes that as true"),
+        "safeailab-eagle3": (eagle3(feature_layers=(1, 2, 3)), {"norm_output": True}, "SpecForge"),
+        "speculators-eagle3": (
+            eagle3(own_embedding=True, feature_layers=(1, 2, 3)),
+            {"norm_before_residual": None},
+            "vLLM as true",
+        ),
+        "vllm-medusa": (medusa_head(TARGET), {"medusa_fc_bias": False}, "vLLM drops the biases"),
+    }
+    for kind, (head, change, message) in kinds.items():
+        folder = written(tmp_path, head, kind)
+        assert read(folder, Hints(DEPTH)).notes == ()
+        edited(folder, lambda settings, tensors, change=change: settings.update(change))
+        assert message in read(folder, Hints(DEPTH)).notes[0]
+    tied = edited(tmp_path / "safeailab-eagle3", lambda settings, tensors: settings.update(tie_word_embeddings=True))
+    assert "SGLang would take the embedding" in read(tied, Hints(DEPTH)).notes[-1]
+    assert "after the target's final norm" in read(tied, Hints(3)).notes[-2]
+
+
 def test_medusa_heads_are_counted_by_their_tensors(tmp_path):
     folder = written(tmp_path, medusa_head(TARGET), "medusa")
     found = read(edited(folder, lambda settings, tensors: settings.update(medusa_num_heads=2)), Hints())

@@ -100,7 +100,7 @@ class HeadFolder:
             CheckpointError: it holds infinities or NaNs.
         """
         entry = self.entries[name]
-        tensor: torch.Tensor = entry.handle.get_tensor(entry.stored_name)
+        tensor: torch.Tensor = entry.handle.get_tensor(entry.stored_name).clone()  # the file may change or go away
         if not tensor.is_floating_point():
             return tensor
         if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():

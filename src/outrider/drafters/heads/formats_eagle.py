@@ -59,6 +59,10 @@ def read_eagle1(folder: HeadFolder) -> tuple[StoredHead, Notes]:
         raise CheckpointError(
             f"{folder.path}: the config has bias = {settings['bias']}, but the file {stored} fc.bias."
         )
+    if settings.get("bias") is None and not bias:
+        notes += (
+            "bias is missing: the EAGLE reference takes that as true, but the file has no fc.bias, so there is none.",
+        )
     return StoredHead(config, folder.read_weights(eagle_shapes(config))), notes
 
 
@@ -164,8 +168,11 @@ def _eagle3(folder: HeadFolder, settings: Mapping[str, Any]) -> tuple[StoredHead
         raise CheckpointError(f"{folder.path}: norm_before_fc and fc_norm exclude each other.")
     sizes = config.vocab_size, config.draft_vocab_size
     weights = folder.read_weights(eagle_shapes(config).allowing(map_shapes(*sizes)))
-    if layers and layers[-1] == folder.hints.num_target_layers:
-        notes += (f"state {layers[-1]} is taken after the target's final norm, which other readers may not do.",)
+    if folder.hints.num_target_layers in layers:
+        depth = folder.hints.num_target_layers
+        notes += (f"state {depth} is taken after the target's final norm, which other readers may not do.",)
+    if flag(settings, "tie_word_embeddings") and "lm_head.weight" in weights:
+        notes += ("tie_word_embeddings is true, but lm_head.weight is the output: SGLang would take the embedding.",)
     return StoredHead(config, weights, read_draft_ids(folder, *sizes)), notes
 
 

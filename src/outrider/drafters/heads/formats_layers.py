@@ -15,7 +15,7 @@ from outrider.errors import CheckpointError
 from outrider.models.settings import record
 
 IDS, NESTED = "eagle_aux_hidden_state_layer_ids", "eagle_config"
-ASK = "Say which states of the target it reads (feature layers, counted as transformers counts hidden_states)"
+ASK = "Say which states of the target it reads (--layers or feature_layers, as transformers counts hidden_states)"
 
 
 def default_layers(num_target_layers: int) -> tuple[int, int, int]:

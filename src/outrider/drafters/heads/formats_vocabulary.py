@@ -68,7 +68,7 @@ def draft_ids(
     if len(sound) == 2 and not torch.equal(*sound):
         raise CheckpointError(
             "d2t can be read as offsets and as ids of the target, and there is no t2d to tell. Say which it is "
-            '(d2t="offset" or "absolute"), and try both with `outrider convert --check`.'
+            "(d2t, offset or absolute), and try both with `outrider convert --check`."
         )
     return sound[0]
 
