@@ -33,14 +33,27 @@ def test_names_arguments_and_options_are_read():
         ("model:", "model:ID"),
         ("early-exit", "early-exit:LAYERS"),
         ("model:a,b", "model:ID"),
-        ("suffix:5", "suffix and options such as min_match="),
-        ("none:3", "none and options such as none"),
+        ("suffix:5", "allowed: suffix, with options such as min_match=2"),
+        ("none:3", "allowed: none"),
         ("suffix:mim_match=3", "mim_match.*allowed: min_match"),
-        ("suffix:min_match=x", "a value of type int"),
-        ("suffix:factor=", "a value of type float"),
+        ("suffix:min_match=x", "min_match is 'x'; allowed: a whole number"),
+        ("suffix:factor=", "factor is ''; allowed: a number"),
         ("none:k=3", "no options"),
         ("suffix+none", "different drafters that draft"),
         ("suffix+suffix", "different drafters that draft"),
+        ("suffix+suffix:branches=3", "different drafters that draft"),
+        ("early-exit:5+early-exit:6", "different drafters that draft"),
+        ("suffix:branches=3,branches=4", "each option once"),
+        ("auto+suffix", '"auto" stands alone'),
+        ("early-exit:x", "early-exit:N"),
+        ("early-exit:²", "early-exit:N"),
+        ("early-exit:-1", "early-exit:N"),
+        ("quantised:nonsense", "quantised:float32, quantised:bfloat16"),
+        ("model:x,tree=0", "tree"),
+        ("model:x,depth=0", "depth is 0"),
+        ("model:x,row_cost=-3", "row_cost is -3"),
+        ("eagle:a+medusa:b", "one head"),
+        ("early-exit:3+eagle:a", "one head"),
         ("lookahead+suffix", "without lookahead"),
     ],
 )
@@ -50,7 +63,10 @@ def test_what_cannot_be_meant_is_refused_by_name(typed, message):
 
 
 def test_all_names_are_listed_for_the_user():
-    assert names() == "none, ngram, suffix, lookahead, recycling, early-exit:LAYERS, quantised, model:ID, A+B, auto"
+    assert (
+        names()
+        == "none, ngram, suffix, lookahead, recycling, early-exit:LAYERS, quantised, model:ID, eagle:PATH, medusa:PATH, mlp:PATH, A+B, auto"
+    )
     assert list(CATALOGUE) == [entry.name for entry in ENTRIES]
 
 
@@ -61,7 +77,8 @@ def test_every_entry_says_what_it_needs_costs_and_is_for_and_its_options_can_be_
     for name, default in entry.defaults.items():
         kind = str(signature[name].annotation).split(" | ")[0]
         assert READERS[kind](str(default)) == default
-        (choice,) = parse(f"{entry.name}:{'x,' if entry.argument else ''}{name}={default}")
+        argument = {"early-exit": "3,", "quantised": "q4,"}.get(entry.name, "x," if entry.argument else "")
+        (choice,) = parse(f"{entry.name}:{argument}{name}={default}")
         assert choice.options == {name: default}
 
 
@@ -75,6 +92,8 @@ def test_which_choices_draft_trees_and_of_what_kind():
         "model:x,tree=auto": (True, "hybrid", TREE_NODES),
         "quantised:q4,tree=2.1": (True, "hybrid", TREE_NODES),
         "early-exit:3": (False, "sampled", 0),
+        "eagle:x": (False, "sampled", 0),
+        "eagle:x,tree=auto": (True, "hybrid", TREE_NODES),
     }
     for typed, expected in kinds.items():
         (choice,) = parse(typed)

@@ -90,7 +90,7 @@ def run(*arguments, stdin=None):
 
 
 def command_line(*arguments):
-    return [sys.executable, "-m", "outrider.cli", *arguments]
+    return [sys.executable, "-m", "outrider", *arguments]
 
 
 # ---------------------------------------------------------------- help and defaults
@@ -188,8 +188,8 @@ BAD = {
     "--num-draft-tokens 65": "a whole number from 0 to 64, or auto",
     "--num-draft-tokens -1": "a whole number from 0 to 64, or auto",
     "--num-draft-tokens many": "a whole number from 0 to 64, or auto",
-    "--drafter eagle": "none, ngram, suffix, lookahead, recycling, early-exit:LAYERS, quantised, model:ID, A+B, auto",
-    "--drafter model:": "model:ID and options",
+    "--drafter falcon": "none, ngram, suffix, lookahead, recycling, early-exit:LAYERS, quantised, model:ID, A+B, auto",
+    "--drafter model:": "model:ID, with options",
     "--rule best": "auto, block, coupled, point-mass, recursive, token, traversal, typical",
     "--precision int3": "auto, float32, bfloat16, float16, q4",
 }
@@ -911,7 +911,11 @@ def test_the_list_of_drafters_names_each_with_needs_costs_and_options():
         (["--prediction", "no-such.txt"], ["--prediction is 'no-such.txt'", "No such file"]),
         (["--prediction", "BINARY"], ["--prediction", "byte"]),
         (["--prediction", "EMPTY"], ["--prediction", "empty"]),
-        (["--prediction", "TEXT", "--drafter", "ngram"], ["--prediction", "suffix"]),
+        (["--prediction", "/dev/zero"], ["--prediction is '/dev/zero'", "at most 67,108,864 bytes"]),
+        (["--drafter", "early-exit:²"], ["--drafter", "early-exit:N"]),
+        (["--drafter", "suffix:branches=3,branches=4"], ["--drafter", "each option once"]),
+        (["--drafter", "ngram:max_ngram=99999999999999999999999"], ["max_ngram", "to 64"]),
+        (["--prediction", "TEXT", "--drafter", "ngram"], ["--prediction", "ngram", "suffix"]),
         (["--corpus", "no-such.txt"], ["--corpus", "no-such.txt"]),
         (["--corpus", "BINARY"], ["--corpus", "Byte 1"]),
         (["--corpus", "EMPTY"], ["--corpus", "not one token"]),

@@ -19,7 +19,7 @@ def test_each_name_builds_a_new_drafter_of_that_name(name):
 
 @pytest.mark.parametrize("name", ["medusa-9000", "", "NGRAM"])
 def test_an_unknown_name_is_refused_with_the_known_ones(name):
-    with pytest.raises(InvalidOption, match=r"none, ngram, suffix, .*model:ID, A\+B, auto"):
+    with pytest.raises(InvalidOption, match=r"none, ngram, suffix, .*model:ID, .*A\+B, auto"):
         build(name)
 
 

@@ -125,6 +125,8 @@ FAULTS = {
     "a law that does not add up": (tree_of((0,), (-1,), "sampled", (FLAT / 2,)), "add up to 1"),
     "a law with a negative entry": (tree_of((0,), (-1,), "sampled", (np.array([1.5, -0.5, 0, 0]),)), "add up to 1"),
     "a law of NaN": (tree_of((0,), (-1,), "sampled", (np.full(V, np.nan),)), "add up to 1"),
+    "complex laws": (tree_of((0,), (-1,), "sampled", (FLAT.astype(complex),)), "float type, not complex"),
+    "laws of objects": (tree_of((0, 1), (-1, -1), "sampled", (FLAT, FLAT.astype(object))), "float type, not object"),
     "a token of probability 0": (tree_of((3,), (-1,), "sampled", (WITHOUT_3,)), "probability 0"),
 }
 

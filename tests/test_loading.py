@@ -186,6 +186,10 @@ def test_a_narrower_copy_of_the_target_drafts_for_it() -> None:
         ({"drafter": "recycling", "rule": "token"}, "rule is 'token'.*takes trees"),
         ({"drafter": "ngram", "corpus": ["x.txt"]}, "corpus.*suffix"),
         ({"drafter": "suffix", "corpus": ["no-such-file.txt"]}, "corpus.*no-such-file"),
+        ({"drafter": "suffix", "corpus": [3]}, "corpus.*list of file names"),
+        ({"drafter": "suffix", "corpus": [b"x"]}, "corpus.*list of file names"),
+        ({"drafter": "suffix", "corpus": "text.txt"}, "corpus.*list of file names"),
+        ({"drafter": "suffix:branches=65"}, "branches is 65; allowed: 1 .* to 64"),
     ],
 )
 def test_drafters_that_cannot_be_had_are_refused_by_name(options: dict, message: str) -> None:

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
+from outrider.attaching import attach
 from outrider.core import Drafter, Model
 from outrider.drafters import make_free
 from outrider.drafters.catalogue import Choice
 from outrider.drafters.combined import CombinedDrafter
 from outrider.drafters.corpus import Corpus
 from outrider.drafters.early_exit import EarlyExitDrafter
+from outrider.drafters.heads.stored import StoredHead
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.translated import TranslatedDrafter
 from outrider.errors import InvalidOption, VocabularyMismatch
@@ -36,6 +38,7 @@ class Setting:
         device: where models run.
         corpus: text to look things up in, or None.
         progress: called while layers load.
+        head: that was trained for the target, if one drafts.
     """
 
     target: Opened
@@ -45,6 +48,7 @@ class Setting:
     device: torch.device
     corpus: Corpus | None = None
     progress: Progress | None = None
+    head: StoredHead | None = None
 
 
 def early_exit_target(target: Model, layers: str, invariant: bool) -> EarlyExitTarget:
@@ -55,9 +59,6 @@ def early_exit_target(target: Model, layers: str, invariant: bool) -> EarlyExitT
     """
     if not isinstance(target, Decoder):
         raise InvalidOption("drafter", f"early-exit:{layers}", "another drafter", "It needs the native decoder.")
-    if not layers.isdigit():
-        allowed = f"early-exit:N, N from 1 to {target.config.num_layers - 1}"
-        raise InvalidOption("drafter", f"early-exit:{layers}", allowed)
     return EarlyExitTarget(target, int(layers), reuse=None if invariant else True)
 
 
@@ -85,6 +86,11 @@ def _build(choice: Choice, setting: Setting) -> tuple[Drafter, float]:
     if choice.entry.name == "early-exit":
         assert isinstance(setting.model, EarlyExitTarget)
         return EarlyExitDrafter(setting.model, **options), setting.model.share
+    if choice.entry.is_head:
+        assert setting.head is not None
+        return attach(
+            setting.head, setting.target, slots=setting.slots, capacity=setting.context_length, options=options
+        )
     return _from_model(_draft_model(choice, setting), setting, options)
 
 

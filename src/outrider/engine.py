@@ -77,7 +77,7 @@ class Engine:
         self.invariant = invariant
         self.cache = target.new_cache(slots, self.context_length + (INVARIANT_WIDTH if invariant else 0))
         self._waiting: deque[Sequence] = deque()
-        self._slots: list[Sequence | None] = [None] * slots
+        self.slots, self._slots = slots, list[Sequence | None]([None] * slots)
         self._texts: dict[int, TextStream] = {}
         self._ids = count()
 

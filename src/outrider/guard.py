@@ -152,6 +152,8 @@ def _fault_of_law(law: Any, token: int, vocab_size: int) -> str | None:
         return None
     if not isinstance(law, np.ndarray) or law.shape != (vocab_size,):
         return f"draft_probs must be numpy arrays with {vocab_size} entries, not {getattr(law, 'shape', type(law))}"
+    if law.dtype.kind != "f":
+        return f"draft_probs must be of a float type, not {law.dtype}"
     if not (law.min() >= 0 and abs(law.sum(dtype=np.result_type(law, np.float32)) - 1) < SUM_TOLERANCE):
         return "draft_probs must be probabilities that add up to 1 in each row"
     return None if law[token] > 0 else "draft_probs gives probability 0 to a drafted token"

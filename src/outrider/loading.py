@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 
+from outrider.attaching import open_head, showing
 from outrider.core import Drafter, Model, Rule
 from outrider.drafters import check_drafter
-from outrider.drafters.catalogue import TREE_NODES, Choice, parse
+from outrider.drafters.catalogue import SEPARATOR, TREE_NODES, Choice, parse
 from outrider.drafters.corpus import Corpus, open_corpus
+from outrider.drafters.corpus_build import check_file
+from outrider.drafters.heads.stored import StoredHead
 from outrider.drafting import Setting, build_drafter, early_exit_target
 from outrider.engine import INVARIANT_WIDTH, Engine
 from outrider.errors import InvalidOption
@@ -84,11 +87,11 @@ def load(
     check_sources(choices, corpus=corpus or ())
     place = _placed(device, threads)
     opened = open_model(target, precision, place, progress, tokenizer, context_length)
-    model = _with_way_out(choices, opened, invariant)
+    model, head = _prepared(choices, opened, invariant)
     length = min(model.context_length, DEFAULT_CONTEXT) if context_length is None else context_length
     if isinstance(drafter, str):
         texts = _corpus(corpus, opened, progress)
-        drafter = build_drafter(choices, Setting(opened, model, slots, length, place, texts, progress))
+        drafter = build_drafter(choices, Setting(opened, model, slots, length, place, texts, progress, head))
     chosen, pace = _rule(rule, drafter, allow_lossy), pace_of(num_draft_tokens, choices)
     check_trees(choices, chosen, model)
     engine = Engine(model, drafter, chosen, pace, slots=slots, context_length=length, invariant=invariant)
@@ -115,7 +118,12 @@ def check_sources(choices: tuple[Choice, ...], *, corpus: Ordered[str | Path] = 
     looks_up = any(choice.entry.name == "suffix" for choice in choices)
     for name, given in (("corpus", bool(corpus)), ("prediction", prediction)):
         if given and not looks_up:
-            raise InvalidOption(name, "given", "left out with this drafter", "Only the suffix drafter looks it up.")
+            used = SEPARATOR.join(choice.entry.name for choice in choices) or "your own drafter"
+            raise InvalidOption(name, "given", f"left out with {used}", "Only the suffix drafter looks it up.")
+    if isinstance(corpus, str | Path) or not all(isinstance(file, str | Path) for file in corpus):
+        raise InvalidOption("corpus", corpus, "a list of file names")
+    for file in corpus:
+        check_file(Path(file))
 
 
 def check_options(
@@ -170,13 +178,16 @@ def torch_device(name: str) -> torch.device:
     return device
 
 
-def _with_way_out(choices: tuple[Choice, ...], opened: Opened, invariant: bool) -> Model:
-    """The target; an early-exit drafter shares its first layers."""
+def _prepared(choices: tuple[Choice, ...], opened: Opened, invariant: bool) -> tuple[Model, StoredHead | None]:
+    """The target, whose first layers an early-exit drafter shares, and whose states a head reads; and that head."""
+    head = open_head(choices, opened)
     layers = [choice.argument for choice in choices if choice.entry.name == "early-exit"]
     model = early_exit_target(opened.model, layers[0], invariant) if layers else opened.model
+    if head is not None:
+        model = showing(head, opened)
     if invariant and not getattr(model, "pads_to_same_bits", False):
         raise InvalidOption("invariant", True, "False for this target", "It needs the native decoder on a CPU.")
-    return model
+    return model, head
 
 
 def _corpus(files: Ordered[str | Path] | None, opened: Opened, progress: Progress | None) -> Corpus | None:

@@ -17,7 +17,8 @@ def drafters_table() -> Table:
     """Every drafter: how it is typed, when it helps, what it needs and costs, and its options with their defaults."""
     table = Table(box=SIMPLE_HEAD, show_lines=True, caption=Text(FOOT), caption_justify="left")
     for heading in ("--drafter", "helps with", "needs", "costs", "options"):
-        table.add_column(heading, ratio=None if heading == "--drafter" else 1, overflow="fold")
+        typed = heading in ("--drafter", "options")  # what is typed must not be broken
+        table.add_column(heading, ratio=None if typed else 1, overflow="fold", no_wrap=typed)
     for entry in ENTRIES:
         table.add_row(*(Text(cell) for cell in (_typed(entry), entry.helps, entry.needs, entry.cost, _options(entry))))
     return table

@@ -167,6 +167,9 @@ TEXT_OPTIONS = (
 """Options that are arguments of `TextEngine.add`."""
 
 
+LARGEST_TEXT = 1 << 26
+"""Bytes of a prompt or a prediction; a device has no end."""
+
 WHOLE = {
     "num_draft_tokens": (0, 64),
     "context_length": (2, None),
@@ -238,7 +241,7 @@ def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
     terminal = sys.stdin is None or (prompt_file is None and sys.stdin.isatty())
     if terminal:
         raise InvalidOption("prompt", "missing", "an argument, --prompt-file or piped input", f"Try: {EXAMPLE}")
-    return _decoded("prompt", "standard input", sys.stdin.buffer.read())
+    return _decoded("prompt", "standard input", sys.stdin.buffer.read(LARGEST_TEXT + 1))
 
 
 def read_text(option: str, name: str) -> str:
@@ -248,7 +251,8 @@ def read_text(option: str, name: str) -> str:
         InvalidOption: it cannot be read as text.
     """
     try:
-        data = Path(name).read_bytes()
+        with Path(name).open("rb") as file:
+            data = file.read(LARGEST_TEXT + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
         allowed = "a text file, or - for standard input" if option == "prompt_file" else "a text file"
@@ -257,6 +261,8 @@ def read_text(option: str, name: str) -> str:
 
 
 def _decoded(name: str, source: str, data: bytes) -> str:
+    if len(data) > LARGEST_TEXT:
+        raise InvalidOption(name, source, f"at most {LARGEST_TEXT:,} bytes of text", "No context is so long.")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -266,7 +272,8 @@ def _decoded(name: str, source: str, data: bytes) -> str:
         raise InvalidOption(name, source, "UTF-8 text", f"It looks binary: byte {data.index(0)} is 0.")
     text = text.removesuffix("\n").removesuffix("\r")
     if not text:
-        raise InvalidOption(name, source, "at least one character of text", f"It is empty. Try: {EXAMPLE}")
+        fix = "It is empty." + (f" Try: {EXAMPLE}" if name == "prompt" else "")
+        raise InvalidOption(name, source, "at least one character of text", fix)
     return text
 
 

@@ -12,16 +12,21 @@ from typing import Any
 
 from outrider.core import Drafter
 from outrider.drafters.early_exit import EarlyExitDrafter
+from outrider.drafters.headed import HeadDrafter
 from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.model import ModelDrafter
+from outrider.drafters.model_tree import read_form
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import InvalidOption
+from outrider.models.load import PRECISIONS
 
 READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
 """How an option's text becomes a value, by the annotation of the class's argument."""
+
+KINDS = {"int": "a whole number", "float": "a number", "str": "a text"}
 
 SEPARATOR = "+"
 
@@ -44,6 +49,7 @@ class Entry:
         proposal: the widest kind of draft it makes.
         is_free: whether proposing costs no forward of a model.
         always_tree: whether its drafts are trees whatever the options.
+        is_head: whether it reads states of the target.
     """
 
     name: str
@@ -56,6 +62,7 @@ class Entry:
     proposal: str = "point_mass"
     is_free: bool = True
     always_tree: bool = False
+    is_head: bool = False
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -139,6 +146,42 @@ ENTRIES = (
         proposal="sampled",
         is_free=False,
     ),
+    Entry(
+        "eagle",
+        HeadDrafter,
+        "PATH",
+        ("tree", "depth", "row_cost"),
+        "a head trained for this target: a folder (outrider train, outrider convert)",
+        "one small layer per drafted token, and its memory",
+        "Open text: the best guesses for their cost, at any temperature.",
+        proposal="sampled",
+        is_free=False,
+        is_head=True,
+    ),
+    Entry(
+        "medusa",
+        HeadDrafter,
+        "PATH",
+        ("tree", "depth", "row_cost"),
+        "a head trained for this target: a folder (outrider train, outrider convert)",
+        "a small product per place, once per round",
+        "Open text, where an EAGLE head is not at hand; guesses do not know each other.",
+        proposal="sampled",
+        is_free=False,
+        is_head=True,
+    ),
+    Entry(
+        "mlp",
+        HeadDrafter,
+        "PATH",
+        ("tree", "depth", "row_cost"),
+        "a head trained for this target: a folder (outrider train, outrider convert)",
+        "two small products per drafted token",
+        "Targets that an MLP speculator was published for.",
+        proposal="sampled",
+        is_free=False,
+        is_head=True,
+    ),
 )
 CATALOGUE = {entry.name: entry for entry in ENTRIES}
 
@@ -199,8 +242,13 @@ def parse(text: str) -> tuple[Choice, ...]:
     parts = text.split(SEPARATOR)
     choices = tuple(_parse_part(part, text) for part in parts)
     names = [choice.entry.name for choice in choices]
-    if len(choices) > 1 and ("none" in names or len(set(parts)) < len(parts)):
+    # Two of the same kind are one twice, or two that would share a state; only models may be several.
+    distinct = {(c.entry.name, c.argument if c.entry.name == "model" else "") for c in choices}
+    if len(choices) > 1 and ("none" in names or len(distinct) < len(choices)):
         raise InvalidOption("drafter", text, "different drafters that draft, joined by +", "Leave out one part.")
+    num_heads = sum(choice.entry.is_head for choice in choices)
+    if num_heads > 1 or (num_heads == 1 and "early-exit" in names):
+        raise InvalidOption("drafter", text, "one head, and not with early-exit", "They would read different states.")
     if len(choices) > 1 and "lookahead" in names:
         raise InvalidOption("drafter", text, "a combination without lookahead", "Its window must run in every round.")
     return choices
@@ -216,28 +264,44 @@ def _parse_part(part: str, whole: str) -> Choice:
     name, _, rest = part.partition(":")
     if name not in CATALOGUE:
         fix = f"The part {part!r} is unknown." if part != whole else "See: outrider drafters"
+        fix = '"auto" stands alone and takes no options.' if name == "auto" else fix
         raise InvalidOption("drafter", whole, names(), fix)
     entry, items = CATALOGUE[name], [item for item in rest.split(",") if item]
     arguments = [item for item in items if "=" not in item]
     if len(arguments) > bool(entry.argument) or (not arguments and entry.argument[:1].isalpha()):
         wanted = f"{name}:{entry.argument}" if entry.argument else name
-        raise InvalidOption("drafter", part, f"{wanted} and options such as {_example(entry)}")
-    options = dict(_option(entry, item) for item in items if "=" in item)
-    return Choice(entry, "".join(arguments), options)
+        example = _example(entry)
+        raise InvalidOption("drafter", part, wanted + (f", with options such as {example}" if example else ""))
+    options = [_option(entry, item) for item in items if "=" in item]
+    if len(dict(options)) < len(options):
+        raise InvalidOption("drafter", part, "each option once")
+    _check_argument(entry, "".join(arguments), dict(options))
+    return Choice(entry, "".join(arguments), dict(options))
+
+
+def _check_argument(entry: Entry, argument: str, options: dict[str, Any]) -> None:
+    """What can be refused of a drafter before a model is loaded."""
+    if entry.name == "early-exit" and not (argument.isascii() and argument.isdigit()):
+        raise InvalidOption("drafter", f"early-exit:{argument}", "early-exit:N, N a number of layers")
+    if entry.name == "quantised" and argument and argument not in PRECISIONS:
+        raise InvalidOption("drafter", f"quantised:{argument}", ", ".join(f"quantised:{name}" for name in PRECISIONS))
+    if "tree" in entry.options:
+        set_to = {**entry.defaults, **options}
+        read_form(set_to["tree"], set_to["depth"], set_to["row_cost"])
 
 
 def _option(entry: Entry, item: str) -> tuple[str, Any]:
     name, _, value = item.partition("=")
     if name not in entry.options:
         allowed = ", ".join(entry.options) or "no options"
-        raise InvalidOption(f"drafter {entry.name}: {name}", value, allowed, "Check the spelling.")
+        raise InvalidOption(f"an option of the drafter {entry.name}", name, allowed, "Check the spelling.")
     kind = str(inspect.signature(entry.make).parameters[name].annotation).split(" | ")[0]
     try:
         return name, READERS[kind](value)
     except ValueError as error:
-        raise InvalidOption(f"drafter {entry.name}: {name}", value, f"a value of type {kind}") from error
+        raise InvalidOption(name, value, KINDS[kind]) from error
 
 
 def _example(entry: Entry) -> str:
-    defaults = list(entry.defaults.items())[:1]
-    return ", ".join(f"{name}={value}" for name, value in defaults) or "none"
+    """An option with its default, "" if there are none."""
+    return next((f"{name}={value}" for name, value in entry.defaults.items()), "")

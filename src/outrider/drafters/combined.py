@@ -16,16 +16,13 @@ from math import isfinite
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
+
 from outrider.core import Draft, Drafter, Proposal, Sequence
+from outrider.drafters.records import NUM_CLASSES, Outcome, Record
 from outrider.errors import InvalidOption
 from outrider.rounds import Verified
 from outrider.tree import check, depths, is_chain
-
-DECAY = 0.85
-"""Weight of all earlier rounds when a round tells something new."""
-
-FADE = 0.97
-"""Weight of what is known when a round tells nothing: old news turns slowly into the prior."""
 
 PROBE_EVERY = 16
 """Rounds after which a source that costs is tried again, unless not even a perfect draft would be worth it."""
@@ -41,105 +38,6 @@ FREE_PRIOR = (0.35, 0.85)
 
 COSTLY_PRIOR = (0.7, 0.7)
 """The same for a model (public profiles of EAGLE drafts)."""
-
-NUM_CLASSES = 6
-"""Classes of depth: 0 not known beforehand, then 1, 2 to 3, 4 to 7, 8 to 15, and 16 or more tokens."""
-
-
-@dataclass
-class _Chance:
-    """A probability, as seen lately; the prior weighs as much as one try.
-
-    News of the n-th round in a row that all went one way lets what speaks for the other way fade by DECAY to the n:
-    a source that begins to fit, or ceases to, is seen after a few rounds, and a steady mixture is hardly distorted.
-    """
-
-    hits: float = 0.0
-    misses: float = 0.0
-    run: int = 0  # rounds in a row that hit, or minus those that missed
-
-    def learn(self, hits: int, tries: int) -> None:
-        if tries == 0:
-            self.hits, self.misses = FADE * self.hits, FADE * self.misses
-        if hits > 0:
-            self.run = max(self.run, 0) + 1
-            self.hits, self.misses = DECAY * self.hits + hits, DECAY**self.run * self.misses
-        if hits < tries:
-            self.run = min(self.run, 0) - 1
-            self.hits, self.misses = DECAY**-self.run * self.hits, DECAY * self.misses + tries - hits
-
-    def estimate(self, prior: float) -> float:
-        return (prior + self.hits) / (1 + self.hits + self.misses)
-
-
-@dataclass
-class _Habit:
-    """How often the first token of a draft fits, and how often each one after a fitting one."""
-
-    first: _Chance = field(default_factory=_Chance)
-    further: _Chance = field(default_factory=_Chance)
-
-    def learn(self, matched: int, tried: int) -> None:
-        """`matched` of the `tried` tokens that could be judged fitted, from the first on."""
-        self.first.learn(min(matched, 1), min(tried, 1))
-        self.further.learn(max(matched - 1, 0), max(min(matched + 1, tried) - 1, 0))
-
-    def estimate(self, prior: tuple[float, float]) -> tuple[float, float]:
-        return self.first.estimate(prior[0]), self.further.estimate(prior[1])
-
-
-@dataclass
-class _Outcome:
-    """What a round told of a source; by default nothing."""
-
-    depth_class: int = 0
-    matched: int = 0
-    tried: int = 0
-
-
-class _Record:
-    """What one source was worth for one sequence, given its chances beforehand."""
-
-    def __init__(self, prior: tuple[float, float]) -> None:
-        self.uses = self.rounds_idle = 0
-        self.nodes_per_depth = 1.0  # of its last draft; more in a tree
-        self._prior = prior
-        self._overall = _Habit()
-        self._by_class = [_Habit() for _ in range(NUM_CLASSES)]
-
-    def learn(self, outcome: _Outcome) -> None:
-        self._overall.learn(outcome.matched, outcome.tried)
-        for depth_class, habit in enumerate(self._by_class):
-            tells = depth_class == outcome.depth_class
-            habit.learn(outcome.matched if tells else 0, outcome.tried if tells else 0)
-
-    @property
-    def misses_in_a_row(self) -> int:
-        return -self._overall.first.run
-
-    def best(self, sizes: Iterable[tuple[int, float]], cost: float, depth_class: int = 0) -> tuple[float, int]:
-        """The most expected tokens per cost among drafts of these sizes, and its nodes; (0, 0) if there is none.
-
-        Args:
-            sizes: nodes and depth.
-            cost: per node.
-            depth_class: of the whole draft, if known.
-        """
-        first, further = self._by_class[depth_class].estimate(self._overall.estimate(self._prior))
-        best = 0.0, 0
-        for nodes, depth in sizes:
-            value = (1 + first * (1 - further**depth) / (1 - further)) / (1 + cost * nodes)
-            if value > best[0]:
-                best = value, nodes
-        return best
-
-    def sizes(self, budget: int) -> Iterable[tuple[int, float]]:
-        """Nodes and likely depth of all that may be asked for, shaped like its last draft."""
-        return ((nodes, nodes / self.nodes_per_depth) for nodes in range(1, budget + 1))
-
-    def perfect(self, budget: int, cost: float) -> float:
-        """Most tokens per cost if all it drafts were right."""
-        return max((1 + depth) / (1 + cost * nodes) for nodes, depth in self.sizes(budget))
 
 
 @dataclass
@@ -160,7 +58,7 @@ _Question = tuple[Sequence, _Plan, int]
 
 @dataclass
 class _State:
-    records: list[_Record]
+    records: list[Record]
     plan: _Plan | None = None
 
 
@@ -246,11 +144,22 @@ class CombinedDrafter:
         """See `rounds.Learner`."""
         for v in verified:
             self._learn(v)
+        self._tell("observe", list(verified))
+
+    def read(self, sequence: Sequence, hidden: torch.Tensor) -> None:
+        """See `rounds.Reader`."""
+        self._tell("read", sequence, hidden)
+
+    def share(self, source: Sequence, sequence: Sequence) -> None:
+        """See `rounds.Reader`."""
+        self._tell("share", source, sequence)
+
+    def _tell(self, method: str, *arguments: Any) -> None:
         for index, source in enumerate(self.sources):
-            learn = getattr(source, "observe", None)
+            tell = getattr(source, method, None)
             try:
-                if learn is not None:
-                    learn(list(verified))
+                if tell is not None:
+                    tell(*arguments)
             except Exception:  # the others learn on
                 self.num_failures[index] += 1
 
@@ -290,7 +199,7 @@ class CombinedDrafter:
             plan.source = max(waiting, key=lambda source: state.records[source].rounds_idle)
             plan.nodes = self._offer(state.records[plan.source], plan, plan.source)[1]
 
-    def _offer(self, record: _Record, plan: _Plan, source: int) -> tuple[float, int]:
+    def _offer(self, record: Record, plan: _Plan, source: int) -> tuple[float, int]:
         """Expected tokens per cost of a source's best draft, and its number of nodes; (0, 0) if there is none."""
         if source not in self._free:
             return record.best(record.sizes(plan.budget), self._costs[source])
@@ -327,30 +236,30 @@ class CombinedDrafter:
                 continue
             used = source == plan.source or source in plan.failed
             record.rounds_idle = 0 if used else record.rounds_idle + 1
-            record.learn(self._verified(v, record, source in plan.failed) if used else _Outcome())
+            record.learn(self._verified(v, record, source in plan.failed) if used else Outcome())
         if plan.source is not None and state.records[plan.source].misses_in_a_row == CHANGE:
             for source, record in enumerate(state.records):
                 record.rounds_idle += PROBE_EVERY * (source != plan.source)
 
-    def _judged(self, plan: _Plan, source: int, emitted: list[int]) -> _Outcome:
+    def _judged(self, plan: _Plan, source: int, emitted: list[int]) -> Outcome:
         """How a free source's draft fared beside what was emitted; what goes on behind that is not judged."""
         if source in plan.failed:
-            return _Outcome(tried=1)
+            return Outcome(tried=1)
         draft = plan.drafts[source]
-        return _Outcome(_depth_class(draft), _matched(draft, emitted), min(_depth(draft), len(emitted)))
+        return Outcome(_depth_class(draft), _matched(draft, emitted), min(_depth(draft), len(emitted)))
 
-    def _verified(self, v: Verified, record: _Record, failed: bool) -> _Outcome:
+    def _verified(self, v: Verified, record: Record, failed: bool) -> Outcome:
         """How the draft of a source that costs fared; that there was none, for any reason, is a miss."""
         if failed or len(v.draft) == 0:
-            return _Outcome(tried=1)
+            return Outcome(tried=1)
         depth = _depth(v.draft)
         record.nodes_per_depth = len(v.draft) / depth
-        return _Outcome(matched=len(v.verdict.path), tried=depth)
+        return Outcome(matched=len(v.verdict.path), tried=depth)
 
     def _state(self, sequence: Sequence) -> _State:
         if sequence not in self._states:
             priors = (FREE_PRIOR if i in self._free else COSTLY_PRIOR for i in range(len(self.sources)))
-            self._states[sequence] = _State([_Record(prior) for prior in priors])
+            self._states[sequence] = _State([Record(prior) for prior in priors])
         return self._states[sequence]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -118,21 +119,37 @@ def read_text(path: Path) -> bytes:
     Raises:
         InvalidOption: not there, a folder, not readable, larger than memory allows, or no text (NUL bytes, not UTF-8).
     """
-    try:
-        if path.is_dir():
-            raise InvalidOption("corpus", str(path), "text files", "This is a folder; name the files in it.")
-        _check_size(path)
+    check_file(path)
+    with _named_errors(path):
         content = path.read_bytes()
-    except FileNotFoundError as error:
-        raise InvalidOption("corpus", str(path), "text files", "There is no such file.") from error
-    except OSError as error:
-        fix = f"It cannot be read: {error.strerror or error}."
-        raise InvalidOption("corpus", str(path), "text files that may be read", fix) from error
     _check_text(path, content)
     return content
 
 
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InvalidOption("corpus", str(path), "text files", "There is no such file.") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        fix = f"It cannot be read: {getattr(error, 'strerror', None) or error}."
+        raise InvalidOption("corpus", str(path), "text files that may be read", fix) from error
+
+
+def check_file(path: Path) -> None:
+    """Refuse what can be refused of a corpus file before it is read.
+
+    Raises:
+        InvalidOption: not there, a folder, a device, or larger than memory allows.
+    """
+    with _named_errors(path):
+        _check_size(path)
+
+
 def _check_size(path: Path) -> None:
+    if path.is_dir():
+        raise InvalidOption("corpus", str(path), "text files", "This is a folder; name the files in it.")
     if path.exists() and not path.is_file():
         raise InvalidOption("corpus", str(path), "text files", "This is a device or a pipe; save it as a file first.")
     size, memory = path.stat().st_size, physical_memory()
@@ -188,7 +205,7 @@ def build(contents: Ordered[bytes], tokenizer: Encoder, progress: Progress | Non
         raise InvalidOption("corpus", f"{size:,} bytes", f"{memory // MEMORY_PER_BYTE:,} or less on this machine")
     symbols = _tokenised(contents, tokenizer, packing.symbol_type, progress)
     if not symbols.any():
-        raise InvalidOption("corpus", f"{len(contents)} file(s)", "files with text", "There is not one token in it.")
+        raise InvalidOption("corpus", "empty", "files with text", "There is not one token in them.")
     assert len(symbols) < 2**32  # as physical memory is less than 64 GiB times MEMORY_PER_BYTE / 16
     order = _sorted_places(symbols, packing)
     return Arrays(symbols, order, _packed(symbols, packing)[order])

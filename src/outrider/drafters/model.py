@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import torch
-from torch.nn.functional import pad
-
-from outrider.core import Draft, Law, Model, Proposal, Sequence
-from outrider.drafters.feeding import Feeder, Text
-from outrider.drafters.model_tree import Form, Growth, new_tree, read_form
+from outrider.core import Draft, Model, Proposal, Sequence
+from outrider.drafters.feeding import Feeder
+from outrider.drafters.levels import grow
+from outrider.drafters.model_tree import read_form
 from outrider.drafters.shapes import Shape
-from outrider.errors import InvalidOption, OutriderError
-from outrider.sampling import laws
+from outrider.errors import InvalidOption
 
 
 class ModelDrafter:
@@ -88,62 +84,13 @@ class ModelDrafter:
 
     def propose(self, sequences: list[Sequence], budgets: list[int]) -> list[Draft]:
         """See `core.Drafter`: drafts end at their budget, after a stop id, or where the draft's context ends."""
-        growths = [
-            _new_growth(sequence, self._within_context(sequence, budget), self.form)
-            for sequence, budget in zip(sequences, budgets, strict=True)
-        ]
-        growing = [growth for growth in growths if growth.budget > 0]
-        while growing:
-            texts = [Text(growth.sequence.slot, growth.sequence.id, growth.text) for growth in growing]
-            logits = self.feeder.feed(texts, [growth.tree for growth in growing])
-            growing = [g for g, rows in zip(growing, logits, strict=True) if self._goes_on(g, rows)]
-        return [growth.draft() for growth in growths]
+        room = [self._within_context(s, budget) for s, budget in zip(sequences, budgets, strict=True)]
+        grown = grow(self.feeder, sequences, room, self.form, self.vocab_size)
+        self.num_failed += grown.num_failed
+        return grown.drafts
 
     def _within_context(self, sequence: Sequence, budget: int) -> int:
         """The budget, less what does not fit: all tokens need a row, but for the last one of a chain."""
         room = max(0, self.capacity - len(sequence.tokens) + (self.form is None))
         self.num_past_context += budget > 0 and room == 0
         return min(budget, room)
-
-    def _goes_on(self, growth: Growth, logits: torch.Tensor) -> bool:
-        """Let a draft grow by a level; False if it has ended."""
-        try:
-            return growth.grow(_fit(logits, self.vocab_size))
-        except OutriderError:  # the target meets a processor's error too, and ends this sequence alone
-            self.num_failed += 1
-            return False
-
-
-class _Chain:
-    """A `Growth` by one drawn token at a time."""
-
-    tree = Draft()
-
-    def __init__(self, sequence: Sequence, budget: int) -> None:
-        self.sequence = sequence
-        self.budget = budget
-        self.text = list(sequence.tokens)  # with the drafted tokens
-        self._laws: list[Law] = []
-
-    @property
-    def _drafted(self) -> tuple[int, ...]:
-        return tuple(self.text[len(self.sequence.tokens) :])
-
-    def grow(self, logits: torch.Tensor) -> bool:
-        law = laws(logits, self.sequence, [self._drafted])[0]
-        token = self.sequence.draft_coins.categorical(law, len(self.text))
-        self._laws.append(law)
-        self.text.append(token)
-        return len(self._laws) < self.budget and token not in self.sequence.stop_ids
-
-    def draft(self) -> Draft:
-        return Draft.chain(self._drafted, np.stack(self._laws) if self._laws else ())
-
-
-def _new_growth(sequence: Sequence, budget: int, form: Form | None) -> Growth:
-    return _Chain(sequence, budget) if form is None else new_tree(sequence, budget, form)
-
-
-def _fit(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """[n, V of the draft] -> [n, vocab_size]: -inf on ids that the draft lacks, without the ids that only it has."""
-    return pad(logits, (0, vocab_size - logits.shape[1]), value=-torch.inf)

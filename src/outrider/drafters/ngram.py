@@ -9,6 +9,9 @@ from outrider.core import Draft, Proposal, Sequence
 from outrider.drafters.lookup import IndexPerSlot, copy_from
 from outrider.errors import InvalidOption
 
+MAX_NGRAM = 64
+"""Every token costs this many look-ups and entries."""
+
 
 class NgramIndex:
     """Where each n-gram of a growing text was last followed by a token; O(max_ngram) per token.
@@ -45,7 +48,7 @@ class NgramDrafter:
     """Copies what followed the most recent earlier occurrence of the longest matching suffix of the text.
 
     Args:
-        max_ngram: longest suffix to look for, at least `min_ngram`.
+        max_ngram: longest suffix to look for, from `min_ngram` to 64.
         min_ngram: shortest suffix to look for, at least 1.
 
     Raises:
@@ -58,8 +61,8 @@ class NgramDrafter:
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
         if min_ngram < 1:
             raise InvalidOption("min_ngram", min_ngram, "1 or more")
-        if max_ngram < min_ngram:
-            raise InvalidOption("max_ngram", max_ngram, f"min_ngram ({min_ngram}) or more")
+        if not min_ngram <= max_ngram <= MAX_NGRAM:
+            raise InvalidOption("max_ngram", max_ngram, f"min_ngram ({min_ngram}) to {MAX_NGRAM}")
         self._indexes = IndexPerSlot(lambda: NgramIndex(max_ngram, min_ngram))
 
     def propose(self, sequences: list[Sequence], budgets: list[int]) -> list[Draft]:

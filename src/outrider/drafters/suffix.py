@@ -139,6 +139,10 @@ class SuffixAutomaton:
             state = self._links[state]
 
 
+MAX_BRANCHES = 64
+"""No budget is larger."""
+
+
 class SuffixDrafter:
     """Copies what followed the longest suffix of the text that occurred earlier; the longer it is, the more.
 
@@ -155,7 +159,7 @@ class SuffixDrafter:
         min_match: shortest match to draft from, at least 1.
         factor: drafted tokens per matched token, > 0.
         offset: drafted tokens added to that, possibly negative.
-        branches: most continuations per node, at least 1.
+        branches: most continuations per node, 1 to 64.
         min_probability: nodes that the target's text reaches less probably, by the estimate, are left out, except
             those of the copy; in [0, 1].
         row_cost: of one more row in the target's forward, in units of a forward of one row, for trees: nodes that are
@@ -187,7 +191,7 @@ class SuffixDrafter:
         if not isfinite(offset):
             raise InvalidOption("offset", offset, "a number")
         if branches < 1:
-            raise InvalidOption("branches", branches, "1 (a chain) or more")
+            raise InvalidOption("branches", branches, f"1 (a chain) to {MAX_BRANCHES}")
         if not 0 <= min_probability <= 1:
             raise InvalidOption("min_probability", min_probability, "0 to 1")
         check_row_cost(row_cost)

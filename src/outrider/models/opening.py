@@ -15,7 +15,7 @@ import torch
 
 from outrider.core import Model
 from outrider.errors import InvalidOption, UnsupportedModel
-from outrider.models.checkpoint import Checkpoint, open_checkpoint
+from outrider.models.checkpoint import EMBEDDING, HEAD, Checkpoint, open_checkpoint
 from outrider.models.load import load_decoder
 from outrider.models.locate import locate
 from outrider.models.precision import SAMPLE_TEXT, choose_precision
@@ -112,3 +112,58 @@ def _wrap(model: Any, precision: str, tokenizer: Any, context_length: int | None
             raise InvalidOption("tokenizer", None, "the model's transformers tokenizer", "Pass tokenizer=... .")
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     return Opened(adapter, wrap_tokenizer(tokenizer, model.generation_config))
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """What a head may share with its target.
+
+    Args:
+        embedding: [V, H].
+        output: [V, H], applied to the last state after the final norm.
+        bias: [V] of the output, or None.
+    """
+
+    embedding: torch.Tensor
+    output: torch.Tensor
+    bias: torch.Tensor | None = None
+
+
+def full_matrices(opened: Opened) -> Matrices:
+    """The target's embedding and output matrix at the precision of its files.
+
+    Raises:
+        UnsupportedModel: a model without such matrices.
+    """
+    if opened.checkpoint is None:
+        shared = shared_matrices(opened)
+        bias = None if shared.bias is None else shared.bias.float()
+        return Matrices(shared.embedding.float(), shared.output.float(), bias)
+    table = opened.checkpoint.tensor(EMBEDDING)
+    return Matrices(table, table if opened.checkpoint.config.tie_embeddings else opened.checkpoint.tensor(HEAD))
+
+
+def shared_matrices(opened: Opened) -> Matrices:
+    """The target's embedding and output matrix as they are in memory, where they are.
+
+    Raises:
+        UnsupportedModel: a model without such matrices.
+    """
+    model: Any = opened.model
+    if opened.checkpoint is not None:
+        table = model.weights.embedding
+        if opened.checkpoint.config.tie_embeddings:
+            return Matrices(table, table)
+        return Matrices(table, opened.checkpoint.tensor(HEAD).to(table.device, table.dtype))
+    inputs, outputs = model.model.get_input_embeddings(), model.model.get_output_embeddings()
+    if inputs is None or outputs is None:
+        raise UnsupportedModel(f"{type(model.model).__name__} does not name its embedding and output matrices.")
+    bias = getattr(outputs, "bias", None)
+    return Matrices(inputs.weight.detach(), outputs.weight.detach(), None if bias is None else bias.detach())
+
+
+def num_layers_of(model: Any) -> int:
+    """How many layers the target has."""
+    if hasattr(model, "weights"):
+        return int(model.config.num_layers)
+    return int(model.model.config.get_text_config(decoder=True).num_hidden_layers)

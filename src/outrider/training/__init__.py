@@ -1,0 +1,1 @@
+"""Training of heads and draft models on what the target itself writes."""

@@ -1,0 +1,94 @@
+"""Losses of a draft law p against the target's law q, both over the draft vocabulary.
+
+q is not normalised there: what is missing to 1 is the target's mass outside the draft vocabulary. Every loss is a number
+per row; (logits, log-probabilities) are [n, Vd].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from outrider.errors import InvalidOption
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From the head's logits [n, Vd] and the target's log-probabilities [n, Vd] to a number per row [n]."""
+
+ROWS = 512
+"""Rows whose laws over a whole vocabulary are in memory together."""
+
+KL_DECAY = 3.0
+"""How fast the hybrid turns from KL to acceptance (2602.23881)."""
+
+
+def acceptance(logits: torch.Tensor, target_log_probs: torch.Tensor) -> torch.Tensor:
+    """[n] sum of min(p, q): the probability that the token rule keeps a token drawn from p (2211.17192)."""
+    return torch.minimum(logits.softmax(-1), target_log_probs.exp()).sum(-1)
+
+
+def forward_kl(logits: torch.Tensor, target_log_probs: torch.Tensor) -> torch.Tensor:
+    """[n] KL(q || p) in nats, of q renormalised on the draft vocabulary."""
+    target = target_log_probs.log_softmax(-1)
+    return (target.exp() * (target - logits.log_softmax(-1))).sum(-1)
+
+
+def reverse_kl(logits: torch.Tensor, target_log_probs: torch.Tensor) -> torch.Tensor:
+    """[n] KL(p || q) in nats, of q renormalised on the draft vocabulary."""
+    law = logits.log_softmax(-1)
+    return (law.exp() * (law - target_log_probs.log_softmax(-1))).sum(-1)
+
+
+def total_variation(logits: torch.Tensor, target_log_probs: torch.Tensor) -> torch.Tensor:
+    """[n] 1 - sum of min(p, q), which counts the target's mass outside the draft vocabulary as lost."""
+    return 1 - acceptance(logits, target_log_probs)
+
+
+def hybrid(logits: torch.Tensor, target_log_probs: torch.Tensor) -> torch.Tensor:
+    """[n] lambda KL(q || p) + (1 - lambda) TV, lambda = exp(-3 acceptance): KL first, then what is kept.
+
+    Source: the LK loss (2602.23881). TV alone has no gradient where p and q do not meet yet.
+    """
+    kept = acceptance(logits, target_log_probs)
+    share = torch.exp(-KL_DECAY * kept.detach())
+    return share * forward_kl(logits, target_log_probs) + (1 - share) * (1 - kept)
+
+
+LOSSES: dict[str, Loss] = {"kl": forward_kl, "reverse-kl": reverse_kl, "tv": total_variation, "hybrid": hybrid}
+
+
+def loss_of(name: str) -> Loss:
+    """A loss by its name.
+
+    Raises:
+        InvalidOption: naming those that there are.
+    """
+    if name not in LOSSES:
+        raise InvalidOption("loss", name, ", ".join(LOSSES))
+    return LOSSES[name]
+
+
+def in_parts(per_row: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
+    """[n] numbers of rows, a part of them at a time; backward computes each part's laws once more.
+
+    A law over a whole vocabulary takes more memory than all that a small model keeps of a row.
+
+    Args:
+        per_row: from the same part of each of `rows` to a number per row.
+        *rows: [n, ...] each.
+    """
+    parts = zip(*(each.split(ROWS) for each in rows), strict=True)
+    return torch.cat([checkpoint(per_row, *part, use_reentrant=False, preserve_rng_state=False) for part in parts])
+
+
+def mean_of_texts(losses: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The mean over texts of their means, so that long texts do not weigh more; texts without a row do not count.
+
+    Args:
+        losses: [n] of the columns that count.
+        rows: [B, S] bool, n of them true.
+    """
+    counts = rows.sum(1)
+    weight = 1 / (counts.clamp(min=1) * (counts > 0).sum().clamp(min=1))
+    return (losses * weight.repeat_interleave(counts)).sum()

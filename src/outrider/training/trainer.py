@@ -1,0 +1,239 @@
+"""The loop: optimiser, schedule, checkpoints that survive anything, curves, and which checkpoint is kept.
+
+It knows neither heads nor texts: a task has parameters and the loss of a step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from outrider.errors import InvalidOption, OutriderError
+
+LATEST, BEST, CURVE = "latest.safetensors", "best.safetensors", "curve.jsonl"
+SCORE = "predicted_speedup"
+"""Of a record: the weights of the best one are kept."""
+
+BETAS = (0.9, 0.95)
+CLIP = 1.0
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""What the optimiser remembers of a parameter."""
+
+
+class Task(Protocol):
+    """What is trained."""
+
+    parameters: dict[str, torch.nn.Parameter]
+
+    def loss_at(self, step: int, progress: float) -> torch.Tensor:
+        """The loss of a step; `progress` is the part of training that is over."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long and how fast.
+
+    Args:
+        steps: of the optimiser.
+        learning_rate: after warming up; it falls to zero along a half cosine.
+        warm_up: part of the steps in which the rate rises.
+        every: steps between evaluations and checkpoints.
+        bfloat16: whether products run in bfloat16.
+    """
+
+    steps: int
+    learning_rate: float = 6e-4
+    warm_up: float = 0.04
+    every: int = 50
+    bfloat16: bool = True
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step."""
+        warm = max(1, round(self.warm_up * self.steps))
+        if step < warm:
+            return self.learning_rate * (step + 1) / warm
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm)))
+
+
+@dataclass
+class Progress:
+    """How far training is.
+
+    Args:
+        step: steps done.
+        records: what was measured, one per evaluation.
+    """
+
+    step: int = 0
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+
+Evaluate = Callable[[int], dict[str, float]]
+"""Measures what has been learnt after so many steps."""
+
+Watch = Callable[[int, float], None]
+"""Called with (steps done, loss) after every step."""
+
+
+class Trainer:
+    """Trains a task and writes it down; resuming gives the weights that an unbroken run would have given.
+
+    Args:
+        task: what is trained.
+        plan: how.
+        folder: for checkpoints and curves.
+        identity: what makes two runs the same; resuming another one is refused.
+    """
+
+    def __init__(self, task: Task, plan: Plan, folder: Path, identity: Mapping[str, Any]) -> None:
+        self.task, self.plan, self.folder = task, plan, folder
+        self._identity = {**identity, "plan": asdict(plan)}
+        self._optimizer = torch.optim.AdamW(task.parameters.values(), lr=0.0, betas=BETAS, weight_decay=0.0)
+        self.progress = Progress()
+
+    def run(self, evaluate: Evaluate, watch: Watch | None = None) -> Progress:
+        """Train to the end of the plan, from where the folder's checkpoint is; what is there is measured first.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C, once the step is done and saved.
+            OutriderError: the loss is not finite, or the disk is full.
+        """
+        with postponed_interrupts() as interrupted:
+            if not self.progress.records:
+                self._measure({}, evaluate)
+            while self.progress.step < self.plan.steps and not interrupted():
+                loss = self._step()
+                if not math.isfinite(loss):
+                    raise OutriderError(f"The loss is {loss} in step {self.progress.step}; lower the learning rate.")
+                self.progress.step += 1
+                if self.progress.step % self.plan.every == 0 or self.progress.step == self.plan.steps:
+                    self._measure({"loss": loss}, evaluate)
+                if watch is not None:
+                    watch(self.progress.step, loss)
+            if interrupted():
+                self.save()
+                raise KeyboardInterrupt
+        return self.progress
+
+    def _step(self) -> float:
+        step = self.progress.step
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.plan.rate(step)
+        with torch.autocast(_device_of(self.task), torch.bfloat16, enabled=self.plan.bfloat16):
+            loss = self.task.loss_at(step, step / self.plan.steps)
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.task.parameters.values(), CLIP)
+        self._optimizer.step()
+        return float(loss.detach())
+
+    def _measure(self, record: dict[str, float], evaluate: Evaluate) -> None:
+        """Add to the curve, keep the weights if they are the best so far, and save."""
+        records = self.progress.records
+        best = max((each.get(SCORE, 0.0) for each in records), default=0.0)
+        records.append({"step": self.progress.step, **record, **evaluate(self.progress.step)})
+        if records[-1].get(SCORE, 0.0) >= best:
+            weights = {name: p.detach() for name, p in self.task.parameters.items()}
+            write_whole(self.folder / BEST, lambda path: save_file(weights, path))
+        self.save()
+
+    def save(self) -> None:
+        """Write the checkpoint and the curve; a failure leaves the previous ones.
+
+        Raises:
+            OutriderError: the disk is full or may not be written to.
+        """
+        tensors = {f"weights.{name}": p.detach() for name, p in self.task.parameters.items()}
+        for name, parameter in self.task.parameters.items():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                tensors[f"{key}.{name}"] = value
+        meta = {"identity": json.dumps(self._identity, sort_keys=True), "progress": json.dumps(asdict(self.progress))}
+        curve = "".join(json.dumps(record) + "\n" for record in self.progress.records)
+        write_whole(self.folder / LATEST, lambda path: save_file(tensors, path, meta))
+        write_whole(self.folder / CURVE, lambda path: path.write_text(curve, encoding="utf-8"))
+
+    def restore_best(self) -> None:
+        """Put the best weights that were measured back into the task."""
+        with safe_open(self.folder / BEST, "pt") as file:
+            for name, parameter in self.task.parameters.items():
+                parameter.data.copy_(file.get_tensor(name))
+
+    def resume(self) -> None:
+        """Go on from the folder's checkpoint.
+
+        Raises:
+            InvalidOption: there is none, it is damaged, or it is of another run.
+        """
+        path = self.folder / LATEST
+        try:
+            with safe_open(path, "pt") as file:
+                meta = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise InvalidOption("resume", str(path), "a checkpoint of this training", f"{error}.") from error
+        wanted = json.dumps(self._identity, sort_keys=True)
+        if meta.get("identity") != wanted:
+            fix = f"It was trained with {meta.get('identity')}, now asked {wanted}."
+            raise InvalidOption("resume", str(path), "a checkpoint of the same training", fix)
+        self._load(tensors)
+        self.progress = Progress(**json.loads(meta["progress"]))
+
+    def _load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, parameter in self.task.parameters.items():
+            parameter.data.copy_(tensors[f"weights.{name}"])
+            if f"step.{name}" in tensors:  # not before the first step
+                self._optimizer.state[parameter] = {key: tensors[f"{key}.{name}"] for key in MOMENTS}
+
+
+def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file beside `path` and move it there when it is whole.
+
+    Raises:
+        OutriderError: it cannot be written; what was at `path` is still there.
+    """
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        write(beside)
+        with beside.open("rb+") as file:
+            os.fsync(file.fileno())  # a crash of the machine must not leave the name without the content
+        beside.replace(path)
+    except (OSError, SafetensorError) as error:
+        beside.unlink(missing_ok=True)
+        raise OutriderError(f"{path} could not be written ({error}); the previous one is still there.") from error
+
+
+@contextmanager
+def postponed_interrupts() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C waits: yields whether it was pressed. Pressed twice, or outside the main thread, it works as ever."""
+    pressed = False
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+
+    def press(*_: Any) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _device_of(task: Task) -> str:
+    return next(iter(task.parameters.values())).device.type

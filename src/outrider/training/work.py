@@ -1,0 +1,125 @@
+"""The working folder of a training: texts, states and checkpoints, so that what was done is never done twice.
+
+OUT/work/texts/000.jsonl, 001.jsonl, ...   what the target wrote, a part at a time
+OUT/work/states/                           what the target makes of them
+OUT/work/latest.safetensors, curve.jsonl   where training is
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from collections.abc import Sequence as Ordered
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from outrider.engine import Engine
+from outrider.errors import InvalidOption
+from outrider.generation import TextCodec
+from outrider.training.texts import (
+    Progress,
+    Sample,
+    Wish,
+    load_samples,
+    save_samples,
+    write_samples,
+)
+from outrider.training.trainer import write_whole
+
+PART_TOKENS = 50_000
+"""Written tokens of a part; a part that was begun and not finished is written again."""
+
+HELD_OUT_SHARE = 0.05
+"""Of the texts, the last ones, are not trained on."""
+
+
+def prepare(out: Path, identity: dict[str, Any], *, resume: bool) -> Path:
+    """The working folder.
+
+    Raises:
+        InvalidOption: OUT exists and is not to be resumed, or was begun with other options, or there is none to resume.
+    """
+    work, asked = out / "work", json.dumps(identity, sort_keys=True)
+    begun = work / "options.json"
+    if not resume:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise InvalidOption("out", str(out), "a folder that does not exist or is empty", "Or add --resume.")
+        work.mkdir(parents=True, exist_ok=True)
+        write_whole(begun, lambda path: path.write_text(asked, encoding="utf-8"))
+    elif not begun.is_file():
+        raise InvalidOption("resume", str(out), "a folder in which a training was begun", "Leave out --resume.")
+    elif (found := begun.read_text(encoding="utf-8")) != asked:
+        differing = _differences(json.loads(found), identity)
+        raise InvalidOption("resume", str(out), "the options that it was begun with", f"These differ: {differing}.")
+    return work
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> str:
+    names = sorted({*before, *now})
+    return ", ".join(f"{n} was {before.get(n)!r}, is {now.get(n)!r}" for n in names if before.get(n) != now.get(n))
+
+
+def write_texts(
+    engine: Engine,
+    tokenizer: TextCodec,
+    prompts: Ordered[list[int]] | None,
+    wish: Wish,
+    folder: Path,
+    progress: Progress | None = None,
+) -> list[Sample]:
+    """All texts, part by part; parts that are there are kept.
+
+    Args:
+        engine: the target, plainly decoding.
+        tokenizer: its own.
+        prompts: to be answered; None lets the target write them.
+        wish: how much.
+        folder: of the parts.
+        progress: called with (tokens written, tokens wanted).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    samples, done = list[Sample](), 0
+    for number, part in enumerate(_parts(wish)):
+        path = folder / f"{number:03d}.jsonl"
+        if not path.is_file():
+            source = None if prompts is None else _share(prompts, number, wish)
+            told = None if progress is None else _shifted(progress, done, wish.num_tokens)
+            made = list(write_samples(engine, tokenizer, source, part, told))
+            write_whole(path, lambda beside, made=made: save_samples(made, beside))
+        samples += load_samples(path)
+        done += part.num_tokens
+    return samples
+
+
+def _shifted(progress: Progress, before: int, total: int) -> Progress:
+    return lambda now, _: progress(before + now, total)
+
+
+def _parts(wish: Wish) -> Iterator[Wish]:
+    """The wish in parts with seeds of their own."""
+    for number, start in enumerate(range(0, wish.num_tokens, PART_TOKENS)):
+        size = min(PART_TOKENS, wish.num_tokens - start)
+        yield replace(wish, num_tokens=size, seed=wish.seed + 1_000_003 * (number + 1))
+
+
+def _share(prompts: Ordered[list[int]], number: int, wish: Wish) -> Iterator[list[int]]:
+    """Every n-th prompt, from the number of the part on, over and over: answers at other temperatures and seeds."""
+    count = len(list(_parts(wish)))
+    mine = [prompts[i] for i in range(number % len(prompts), len(prompts), count)] or [prompts[number % len(prompts)]]
+    rounds = max(1, 3 * len(wish.temperatures))
+    return islice((prompt for _ in range(rounds) for prompt in mine), None)
+
+
+def split(samples: Ordered[Sample]) -> tuple[list[Sample], list[Sample]]:
+    """Texts to train on, and those held out: the last ones."""
+    held_out = max(1, round(HELD_OUT_SHARE * len(samples)))
+    if len(samples) < 2:
+        raise InvalidOption("data", f"{len(samples)} texts", "at least 2", "Ask for more tokens.")
+    return list(samples[:-held_out]), list(samples[-held_out:])
+
+
+def as_options(options: Any) -> dict[str, Any]:
+    """A dataclass as JSON values."""
+    return {name: str(v) if isinstance(v, Path) else v for name, v in asdict(options).items()}
