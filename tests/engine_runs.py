@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.stats import chi2
 
+from heads import ShownTable, eagle_head, head_drafter, medusa_head, table_target
 from outrider.core import Coins, Draft, Drafter, Model, Proposal, Rule, Sequence
 from outrider.drafters import ModelDrafter, NgramDrafter, NoDrafter, SuffixDrafter
 from outrider.drafters.combined import CombinedDrafter
@@ -30,8 +31,10 @@ LIMIT = 1e-5
 def toy_engine(
     target: Model, drafter: Drafter | None = None, rule: str | Rule = "auto", k: int | None = 4, **options: object
 ) -> Engine:
-    """An engine; `k` None adapts."""
+    """An engine; `k` None adapts. A table model shows the states that the drafter reads."""
     drafter = NoDrafter() if drafter is None else drafter
+    if isinstance(target, TableModel) and hasattr(drafter, "feature_layers"):
+        target = ShownTable(target, drafter.feature_layers)
     chosen = choose_rule(rule, drafter.proposal) if isinstance(rule, str) else rule
     return Engine(target, drafter, chosen, AutoPace() if k is None else FixedPace(k), **options)  # type: ignore[arg-type]
 
@@ -187,6 +190,7 @@ def draft_model(target: TableModel, amount: float = 0.5, seed: int = 100) -> Tab
 def all_drafters(target: TableModel, slots: int, reference: Ordered[int]) -> dict[str, Callable[[], Drafter]]:
     """Makers of every kind of drafter for this target; `reference` is what the scripted one believes in."""
     rising = np.arange(1, target.vocab_size + 1) / np.arange(target.vocab_size + 1).sum()
+    read = table_target(target)
     return {
         "none": NoDrafter,
         "ngram": NgramDrafter,
@@ -197,6 +201,8 @@ def all_drafters(target: TableModel, slots: int, reference: Ordered[int]) -> dic
         "model": lambda: ModelDrafter(draft_model(target), slots),
         "model-tree": lambda: ModelDrafter(draft_model(target), slots, tree="auto", row_cost=0),
         "model-shape": lambda: ModelDrafter(draft_model(target), slots, tree="2.2.1"),
+        "medusa": lambda: head_drafter(read, medusa_head(read), slots),
+        "eagle-tree": lambda: head_drafter(read, eagle_head(read), slots, tree="auto", row_cost=0),
         "suffix+model": lambda: CombinedDrafter(
             [SuffixDrafter(min_match=1, offset=1), ModelDrafter(draft_model(target), slots)], [0.0, 0.1]
         ),
@@ -213,6 +219,7 @@ TREE_DRAFTERS = (
     "suffix-tree",
     "model-tree",
     "model-shape",
+    "eagle-tree",
     "lookahead",
     "recycling",
     "scripted-trees",
@@ -232,7 +239,7 @@ DRAFTERS_AND_RULES = [
     ),
     *(
         (name, rule)
-        for name in ("suffix+model", "model-tree", "model-shape", "scripted-trees")
+        for name in ("suffix+model", "model-tree", "model-shape", "medusa", "eagle-tree", "scripted-trees")
         for rule in ("auto", "coupled")
     ),
     *((f"{kind}-trees", rule) for kind in TREE_KINDS for rule in ("recursive", "traversal", "coupled", "auto")),
