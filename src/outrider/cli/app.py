@@ -7,27 +7,28 @@ import io
 import secrets
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import outrider.cli.options as o
+from outrider.cli.convert import convert
+from outrider.cli.leaving import INTERRUPTED, USER_ERROR, leaving_cleanly
 from outrider.cli.report import as_json, ending, problems, tables, verdict
 from outrider.cli.screen import Screen, open_screen
-from outrider.errors import DrafterWarning, InvalidOption, OutriderError
+from outrider.cli.train import train
+from outrider.errors import DrafterWarning, InvalidOption
 from outrider.text import visible
 
 if TYPE_CHECKING:
     from outrider.cli.runs import Comparison
     from outrider.generation import Result, TextEngine
 
-USER_ERROR, INTERRUPTED = 2, 130
-
 # Without typer's pretty tracebacks: they print the values of variables, prompts among them.
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app.command()(convert)
+app.add_typer(train, name="train")
 
 
 def main() -> None:
@@ -99,7 +100,7 @@ def generate(
     """
     given = dict(locals())  # every option by its name
     screen = open_screen(quiet=quiet, json=json)
-    with _leaving_cleanly(screen):
+    with leaving_cleanly(screen, _typed):
         _check_output(given)
         text = o.read_prompt(prompt, prompt_file)
         model, request = _requested(given)
@@ -144,7 +145,7 @@ def chat(
     """
     given = dict(locals())  # every option by its name
     screen = open_screen(quiet=quiet)
-    with _leaving_cleanly(screen):
+    with leaving_cleanly(screen, _typed):
         model, request = _requested(given)
         engine = _load(screen, model, request, system)
         if engine.tokenizer.chat_template is None:
@@ -266,23 +267,8 @@ def _report(engine: TextEngine, screen: Screen, result: Result, comparison: Comp
         screen.error(str(result.error))
 
 
-@contextmanager
-def _leaving_cleanly(screen: Screen) -> Iterator[None]:
-    """A user's mistake becomes a message and exit code 2, Ctrl-C code 130; anything else is a bug and shows itself."""
-    try:
-        yield
-    except OutriderError as error:
-        screen.error(str(_as_typed(error)))
-        raise typer.Exit(USER_ERROR) from error
-    except KeyboardInterrupt as interrupt:
-        screen.error("Interrupted.")
-        raise typer.Exit(INTERRUPTED) from interrupt
-
-
-def _as_typed(error: OutriderError) -> OutriderError:
-    """The error with the option named as users type it."""
-    if not isinstance(error, InvalidOption):
-        return error
-    if error.name == "prompt" or error.name not in inspect.signature(generate).parameters:
-        return error
-    return InvalidOption("--" + error.name.replace("_", "-"), error.value, error.allowed, error.fix)
+def _typed(name: str) -> str:
+    """An option's name as users type it."""
+    if name == "prompt" or name not in inspect.signature(generate).parameters:
+        return name
+    return "--" + name.replace("_", "-")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -13,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 import outrider.cli.options as o
+from outrider.cli.leaving import leaving_cleanly
 from outrider.cli.screen import Screen, open_screen
-from outrider.errors import InvalidOption, OutriderError
+from outrider.errors import InvalidOption
 from outrider.text import visible
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from outrider.drafters.heads.formats_readers import Fate
     from outrider.models.opening import Opened
 
-MISREAD, USER_ERROR, INTERRUPTED = 1, 2, 130
+MISREAD = 1
 
 OPTIONS = {"format": "--to", "folder": "OUT", "feature_layers": "--layers", "d2t": "--d2t", "tokens": "--tokens"}
 """Names in errors, as users type them."""
@@ -87,7 +86,7 @@ def convert(
     """
     given = dict(locals())  # every option by its name
     screen = open_screen()
-    with _leaving_cleanly(screen):
+    with leaving_cleanly(screen, lambda name: OPTIONS.get(name, name)):
         _check_options(given)
         reading, opened = _read(screen, given)
         for note in reading.notes:
@@ -225,18 +224,3 @@ def fates_table(found: tuple[Fate, ...]) -> Table:
     for fate in found:
         table.add_row(*(Text(visible(cell)) for cell in (fate.program, fate.outcome, "\n".join(fate.reasons))))
     return table
-
-
-@contextmanager
-def _leaving_cleanly(screen: Screen) -> Iterator[None]:
-    """A user's mistake becomes a message and exit code 2, Ctrl-C code 130."""
-    try:
-        yield
-    except OutriderError as error:
-        if isinstance(error, InvalidOption):
-            error = InvalidOption(OPTIONS.get(error.name, error.name), error.value, error.allowed, error.fix)
-        screen.error(str(error))
-        raise typer.Exit(USER_ERROR) from error
-    except KeyboardInterrupt as interrupt:
-        screen.error("Interrupted.")
-        raise typer.Exit(INTERRUPTED) from interrupt

@@ -98,6 +98,10 @@ class Tokenizer:
             spelled[index] = token
         return spelled
 
+    def save(self, folder: Path) -> None:
+        """Write the files of a Hugging Face tokenizer, chat template and all, into a folder."""
+        self._inner.save_pretrained(folder)
+
     def pieces(self) -> list[bytes | None]:
         """[vocab_size] the UTF-8 bytes that each id adds to a text; None for special and unused ids.
 

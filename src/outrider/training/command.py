@@ -1,8 +1,9 @@
-"""What `outrider train` does: options in, a folder with a head, its curves and its card out."""
+"""What `outrider train` does: options in, a folder with a drafter, its curve and its card out."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import fields
@@ -12,114 +13,143 @@ from typing import Any
 
 import torch
 
-from outrider.drafters.heads.files import write_head
 from outrider.errors import InvalidOption
-from outrider.models.opening import Opened, open_model
-from outrider.training.curve import draw
-from outrider.training.run import Options, Told, Trained, train_eagle
-from outrider.training.trainer import CURVE, write_whole
+from outrider.loading import check_options
+from outrider.models.opening import Progress, open_model
+from outrider.training.curve import check_drawing, draw
+from outrider.training.kind import Kind, Setting
+from outrider.training.run import Options, Told, Trained, identity, prompts_of, train
+from outrider.training.trainer import CURVE, SCORE, write_whole
+from outrider.training.work import check_out, prepare
 
-FORMATS = {"eagle1": "safeailab-eagle1", "eagle3": "safeailab-eagle3"}
+CARD = "card.json"
+
+RANGES = {
+    "steps": (1, 10**7),
+    "num_tokens": (1000, 10**10),
+    "seed": (0, 2**31 - 1),
+    "minutes": (1, 10**5),
+    "memory": (0.5, 10**5),
+}
+"""Smallest and largest of the numbers that are options of all kinds."""
 
 
-def train_head(kind: str, given: Mapping[str, Any], told: Told) -> str:
-    """Train a head and write it; what came of it, for people.
+def run(kind: Kind, options: Options, out: Path, *, resume: bool, told: Told) -> str:
+    """Train and write what came of it; the report, for people.
 
     Args:
-        kind: see `run.Options`.
-        given: the command's options by name.
+        kind: what to train.
+        options: how.
+        out: the folder.
+        resume: whether to go on with what is there.
         told: progress.
 
     Raises:
-        InvalidOption: an option that cannot be used.
-        CheckpointError, UnsupportedModel: from the target.
+        InvalidOption: an option that cannot be used; nothing was written.
+        CheckpointError, UnsupportedModel, VocabularyMismatch: from the target or a draft model.
         OutriderError: the disk is full; what was done before is kept.
+        KeyboardInterrupt: after Ctrl-C; what was done is kept.
     """
-    start, out = perf_counter(), Path(given["out"])
-    options = read_options(kind, given)
-    if given.get("threads"):
-        torch.set_num_threads(int(given["threads"]))
-    opened = open_model(options.target, given.get("precision") or "auto", torch.device("cpu"), None)
-    trained = train_eagle(opened, options, out, resume=bool(given.get("resume")), told=told)
-    minutes = (perf_counter() - start) / 60
-    return write_out(trained, options, opened, out, minutes)
+    start = perf_counter()
+    check(options)
+    check_drawing(out / "curve.png")
+    asked = identity(kind, options)
+    check_out(out, asked, resume=resume)
+    if resume and (out / CARD).is_file():
+        return "It is finished already.\n" + report(json.loads((out / CARD).read_text(encoding="utf-8")), out)
+    opened = open_model(options.target, options.precision, torch.device("cpu"), _loading(told))
+    setting = Setting(opened, options.target, options.seed)
+    kind.check(setting)
+    prompts = prompts_of(setting, options)
+    work = prepare(out, asked, resume=resume)
+    trained = train(setting, kind, options, prompts, work, told)
+    card = _card(trained, kind, setting, options, (perf_counter() - start) / 60)
+    write_out(trained, card, out)
+    return report(card, out)
 
 
-def read_options(kind: str, given: Mapping[str, Any]) -> Options:
-    """The options as `run.Options`, checked.
+def check(options: Options) -> None:
+    """Refuse numbers out of range.
 
     Raises:
         InvalidOption: naming the option.
     """
-    limits = {"steps": (1, 10**7), "tokens": (1000, 10**10), "draft_vocabulary": (16, 10**7), "seed": (0, 2**31)}
-    for name, (low, high) in limits.items():
-        value = given.get(name)
+    for name, (low, high) in RANGES.items():
+        value = getattr(options, name)
         if value is not None and not low <= value <= high:
-            raise InvalidOption(name, value, f"a whole number from {low:,} to {high:,}")
-    known = {
-        "num_tokens": given.get("tokens"),
-        "steps": given.get("steps"),
-        "seed": given.get("seed"),
-        "draft_vocab_size": given.get("draft_vocabulary"),
-        "data": None if given.get("data") is None else str(given["data"]),
-    }
-    chosen = {name: value for name, value in known.items() if value is not None}
-    assert chosen.keys() <= {field.name for field in fields(Options)}
-    return Options(kind, str(given["target"]), **chosen)
+            typed = {"num_tokens": "tokens"}.get(name, name)
+            raise InvalidOption(typed, value, f"{low:,} to {high:,}")
+    check_options(num_draft_tokens="auto", rule="auto", precision=options.precision, invariant=False)
 
 
-def write_out(trained: Trained, options: Options, opened: Opened, out: Path, minutes: float) -> str:
-    """The head, its curve and its card, into the folder; then the stored states, which are large, are deleted."""
-    made = out / "work" / "head"
+def _loading(told: Told) -> Progress:
+    return lambda name, done, total: told(f"loading {name}", done, total)
+
+
+def write_out(trained: Trained, card: Mapping[str, Any], out: Path) -> None:
+    """The drafter, its curve and, last of all, its card; then the stored states, which are large, are deleted."""
+    made = out / "work" / "made"
     shutil.rmtree(made, ignore_errors=True)
-    write_head(trained.head, made, FORMATS[options.kind], target=options.target)
-    for path in made.iterdir():
+    made.mkdir()
+    trained.trainee.write(made)
+    for path in sorted(made.iterdir()):
         path.replace(out / path.name)
     made.rmdir()
     shutil.copyfile(out / "work" / CURVE, out / CURVE)
     draw(trained.records, out / "curve.png")
-    card = _card(trained, options, opened, minutes)
-    write_whole(out / "card.json", lambda path: path.write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8"))
+    text = json.dumps(card, indent=1) + "\n"
+    write_whole(out / CARD, lambda path: path.write_text(text, encoding="utf-8"))
     shutil.rmtree(out / "work" / "states", ignore_errors=True)
-    return _report(card, out)
 
 
-def _card(trained: Trained, options: Options, opened: Opened, minutes: float) -> dict[str, Any]:
-    best = max(trained.records, key=lambda record: record["predicted_speedup"])
+def _card(trained: Trained, kind: Kind, setting: Setting, options: Options, minutes: float) -> dict[str, Any]:
     return {
-        "command": _command(options),
+        "command": command_line(kind, options),
+        "drafter": kind.drafter,
         "target": options.target,
-        "target_precision": opened.model.precision,
-        "seed": options.seed,
-        "tokens_written": trained.num_tokens,
-        "draft_vocabulary_coverage": trained.coverage,
-        "steps": options.steps,
+        "target_precision": setting.opened.model.precision,
+        "options": identity(kind, options),
+        **trained.sizes,
+        **trained.trainee.facts(trained.samples),
         "minutes": minutes,
         "seconds": trained.seconds,
-        "held_out": best,
+        "untrained": trained.records[0],
+        "held_out": max(trained.records, key=lambda record: record.get(SCORE, 0.0)),
         "torch": torch.__version__,
     }
 
 
-def _command(options: Options) -> str:
-    parts = [f"outrider train {options.kind} --target {options.target}"]
-    parts += [f"--tokens {options.num_tokens} --steps {options.steps} --seed {options.seed}"]
-    if options.kind == "eagle3":
-        parts += [f"--draft-vocabulary {options.draft_vocab_size}"]
-    if options.data is not None:
-        parts += [f"--data {options.data}"]
-    return " ".join([*parts, "--out FOLDER"])
+TYPED = {"num_tokens": "tokens", "draft_vocab_size": "draft-vocabulary", "num_heads": "heads"}
+"""Options whose name in the command is another."""
+
+NOT_TYPED = {"max_answer", "max_prompt", "recipe", "learning_rate", "tokens_per_batch"}
 
 
-def _report(card: dict[str, Any], out: Path) -> str:
-    held_out = card["held_out"]
-    lines = [f"The head is in {out}, trained in {card['minutes']:.1f} minutes on {card['tokens_written']:,} tokens."]
-    for name, value in held_out.items():
+def command_line(kind: Kind, options: Options) -> str:
+    """What to type for this training once more, into another folder."""
+    parts = ["outrider", "train", kind.command, "--out", "FOLDER"]
+    for each in (options, kind):
+        for field in fields(each):  # type: ignore[arg-type]
+            value = getattr(each, field.name)
+            if value != field.default and field.name not in NOT_TYPED:
+                name = "--" + TYPED.get(field.name, field.name).replace("_", "-")
+                parts += [name] if value is True else [name, shlex.quote(str(value))]
+    return " ".join(parts)
+
+
+def report(card: Mapping[str, Any], out: Path) -> str:
+    """What came of it, for people."""
+    best, before = card["held_out"], card["untrained"]
+    size = f"{card['tokens_written']:,} tokens, {card['steps']:,} steps"
+    lines = [f"Trained in {card['minutes']:.1f} minutes on {size}; the best of them was step {best['step']:,}."]
+    for name, value in best.items():
         if name.startswith("walked_"):
             temperature = name.removeprefix("walked_")
             lines.append(
-                f"Temperature {temperature}: {value:.2f} tokens per round on held-out prompts; predicted speed-up "
-                f"{held_out[f'speedup_{temperature}']:.2f} with {held_out[f'best_k_{temperature}']} drafted tokens."
+                f"Temperature {temperature}: {value:.2f} tokens per round on held-out prompts ({before[name]:.2f} "
+                f"untrained); predicted speed-up {best[f'speedup_{temperature}']:.2f} with "
+                f"{best[f'best_k_{temperature}']} drafted tokens."
             )
-    lines.append(f"Use it: outrider generate --target {card['target']} --drafter eagle:{out} ...")
+    target, folder = shlex.quote(card["target"]), shlex.quote(str(out))
+    lines.append(f"Use it: outrider generate --target {target} --drafter {card['drafter']}:{folder} ...")
     return "\n".join(lines)

@@ -15,7 +15,7 @@ from outrider.drafters.heads.stored import StoredHead
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.config import DecoderConfig
 from outrider.training.batches import Batch
-from outrider.training.losses import acceptance, forward_kl, hybrid
+from outrider.training.losses import acceptance, forward_kl, hybrid, mean_of_texts
 from outrider.training.states import Output
 from outrider.training.texts import Sample
 
@@ -198,7 +198,7 @@ class EagleTask:
                 wanted = batch.last[:, 1 + j : 1 + j + states.shape[1]][rows]
                 regression = F.smooth_l1_loss(states[rows].float(), wanted, reduction="none").mean(-1)
                 losses = CROSS_ENTROPY * losses + REGRESSION * regression
-            total = total + STEP_WEIGHT**j * _mean_of_texts(losses, rows)
+            total = total + STEP_WEIGHT**j * mean_of_texts(losses, rows)
             weights += STEP_WEIGHT**j
         return total / weights
 
@@ -225,10 +225,3 @@ class EagleTask:
             target = self._output.logits(batch.last[:, columns][rows]).float()
             target -= batch.log_norms[:, columns][rows][:, None]
         return rows, logits, target
-
-
-def _mean_of_texts(losses: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The mean over texts of their means, so that long texts do not weigh more; texts without a row do not count."""
-    counts = rows.sum(1)
-    weight = 1 / (counts.clamp(min=1) * (counts > 0).sum().clamp(min=1))
-    return (losses * weight.repeat_interleave(counts)).sum()

@@ -53,10 +53,12 @@ class Judge:
         return self._costs["plain"]["seconds"]
 
     def _at_first_costs(self, walked: Walk, temperature: float) -> Walk:
-        names, key = ("draft_seconds", "target_seconds", "other_seconds"), str(temperature)
+        key = str(temperature)
         if key not in self._costs:
-            self._keep(key, {name: getattr(walked, name) for name in names})
-        return replace(walked, **self._costs[key])
+            now = {"draft": walked.draft_seconds, "target": walked.target_seconds, "other": walked.other_seconds}
+            self._keep(key, now)
+        kept = self._costs[key]
+        return replace(walked, draft_seconds=kept["draft"], target_seconds=kept["target"], other_seconds=kept["other"])
 
     def _keep(self, key: str, seconds: dict[str, float]) -> None:
         self._costs[key] = seconds

@@ -99,19 +99,23 @@ class Trainee(Protocol):
 
 
 class Kind(Protocol):
-    """A kind of drafter with its options, a frozen dataclass: other values are another training.
+    """A kind of drafter with its options, a frozen dataclass: other values are another training."""
 
-    Attributes:
-        command: of `outrider train`.
-        drafter: what `--drafter` calls it.
-        learning_rate: see `trainer.Plan`.
-        tokens_per_batch: of a step, where memory allows.
-    """
+    @property
+    def command(self) -> str:
+        """Of `outrider train`."""
 
-    command: str
-    drafter: str
-    learning_rate: float
-    tokens_per_batch: int
+    @property
+    def drafter(self) -> str:
+        """What `--drafter` calls it."""
+
+    @property
+    def learning_rate(self) -> float:
+        """See `trainer.Plan`."""
+
+    @property
+    def tokens_per_batch(self) -> int:
+        """Of a step, where memory allows."""
 
     def check(self, setting: Setting) -> None:
         """Refuse what cannot be trained for this target, before anything is written.

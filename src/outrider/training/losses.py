@@ -1,6 +1,6 @@
 """Losses of a draft law p against the target's law q, both over the draft vocabulary.
 
-q is not normalised there: what is missing to 1 is the target's mass outside the draft vocabulary. Every loss is a number
+q is not normalised there: what is missing to 1 is the target's mass outside the draft vocabulary. All losses are
 per row; (logits, log-probabilities) are [n, Vd].
 """
 
@@ -78,7 +78,7 @@ def in_parts(per_row: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch
         per_row: from the same part of each of `rows` to a number per row.
         *rows: [n, ...] each.
     """
-    parts = zip(*(each.split(ROWS) for each in rows), strict=True)
+    parts = zip(*(torch.split(each, ROWS) for each in rows), strict=True)
     return torch.cat([checkpoint(per_row, *part, use_reentrant=False, preserve_rng_state=False) for part in parts])
 
 

@@ -131,13 +131,11 @@ class Trainer:
         step = self.progress.step
         for group in self._optimizer.param_groups:
             group["lr"] = self.plan.rate(step)
-        with torch.autocast(_device_of(self.task), torch.bfloat16, enabled=self.plan.bfloat16):
-            loss = self.task.loss_at(step, step / self.plan.steps)
         self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = backward(self.task, step, step / self.plan.steps, self.plan.bfloat16)
         torch.nn.utils.clip_grad_norm_(self.task.parameters.values(), CLIP)
         self._optimizer.step()
-        return float(loss.detach())
+        return loss
 
     def _measure(self, record: dict[str, float], evaluate: Evaluate) -> None:
         """Add to the curve, keep the weights if they are the best so far, and save."""
@@ -197,6 +195,15 @@ class Trainer:
                 self._optimizer.state[parameter] = {key: tensors[f"{key}.{name}"] for key in MOMENTS}
 
 
+def backward(task: Task, step: int, progress: float, bfloat16: bool) -> float:
+    """The loss of a step, whose gradients are added to the parameters'."""
+    device = next(iter(task.parameters.values())).device.type
+    with torch.autocast(device, torch.bfloat16, enabled=bfloat16):
+        loss = task.loss_at(step, progress)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return float(loss.detach())
+
+
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
     """Write a file beside `path` and move it there when it is whole.
 
@@ -233,7 +240,3 @@ def postponed_interrupts() -> Iterator[Callable[[], bool]]:
         yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _device_of(task: Task) -> str:
-    return next(iter(task.parameters.values())).device.type

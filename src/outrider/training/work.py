@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,9 @@ from outrider.training.texts import (
 )
 from outrider.training.trainer import write_whole
 
+CHOSEN = "chosen"
+"""Key of what was measured and chosen, in options.json beside what was asked for."""
+
 PART_TOKENS = 50_000
 """Written tokens of a part; a part that was begun and not finished is written again."""
 
@@ -35,24 +40,49 @@ HELD_OUT_SHARE = 0.05
 """Of the texts, the last ones, are not trained on."""
 
 
-def prepare(out: Path, identity: dict[str, Any], *, resume: bool) -> Path:
-    """The working folder.
+def check_out(out: Path, identity: dict[str, Any], *, resume: bool) -> None:
+    """Refuse a folder that cannot be begun or gone on with; nothing is written.
+
+    Args:
+        out: the folder.
+        identity: all that decides the outcome, as JSON values.
+        resume: whether to go on with what is there.
 
     Raises:
         InvalidOption: OUT exists and is not to be resumed, or was begun with other options, or there is none to resume.
     """
-    work, asked = out / "work", json.dumps(identity, sort_keys=True)
-    begun = work / "options.json"
+    begun = out / "work" / "options.json"
     if not resume:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise InvalidOption("out", str(out), "a folder that does not exist or is empty", "Or add --resume.")
-        work.mkdir(parents=True, exist_ok=True)
-        write_whole(begun, lambda path: path.write_text(asked, encoding="utf-8"))
-    elif not begun.is_file():
-        raise InvalidOption("resume", str(out), "a folder in which a training was begun", "Leave out --resume.")
-    elif (found := begun.read_text(encoding="utf-8")) != asked:
-        differing = _differences(json.loads(found), identity)
-        raise InvalidOption("resume", str(out), "the options that it was begun with", f"These differ: {differing}.")
+        return
+    try:
+        found = json.loads(begun.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        fix = "Leave out --resume."
+        raise InvalidOption("resume", str(out), "a folder in which a training was begun", fix) from error
+    found.pop(CHOSEN, None)
+    if found != json.loads(json.dumps(identity)):
+        fix = f"These differ: {_differences(found, identity)}."
+        raise InvalidOption("resume", str(out), "the options that it was begun with", fix)
+
+
+def prepare(out: Path, identity: dict[str, Any], *, resume: bool) -> Path:
+    """The working folder, made if the training begins.
+
+    Raises:
+        InvalidOption: see `check_out`.
+        OutriderError: it cannot be written.
+    """
+    check_out(out, identity, resume=resume)
+    work = out / "work"
+    if not resume:
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidOption("out", str(out), "a folder that can be written to", f"{error}.") from error
+        asked = json.dumps(identity, sort_keys=True)
+        write_whole(work / "options.json", lambda path: path.write_text(asked, encoding="utf-8"))
     return work
 
 
@@ -87,7 +117,7 @@ def write_texts(
             source = None if prompts is None else _share(prompts, number, wish)
             told = None if progress is None else _shifted(progress, done, wish.num_tokens)
             made = list(write_samples(engine, tokenizer, source, part, told))
-            write_whole(path, lambda beside, made=made: save_samples(made, beside))
+            write_whole(path, partial(save_samples, made))
         samples += load_samples(path)
         done += part.num_tokens
     return samples
@@ -118,8 +148,3 @@ def split(samples: Ordered[Sample]) -> tuple[list[Sample], list[Sample]]:
     if len(samples) < 2:
         raise InvalidOption("data", f"{len(samples)} texts", "at least 2", "Ask for more tokens.")
     return list(samples[:-held_out]), list(samples[-held_out:])
-
-
-def as_options(options: Any) -> dict[str, Any]:
-    """A dataclass as JSON values."""
-    return {name: str(v) if isinstance(v, Path) else v for name, v in asdict(options).items()}
