@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -309,5 +310,14 @@ def are_same(first: Draft, second: Draft) -> bool:
 
 def count_wrong(target: TinyTarget, stored: StoredHead, recorder: Recorder) -> int:
     """Drafts of a run that are not what a full recompute gives."""
-    drafter = recorder.drafter
-    return sum(not are_same(a.draft, reference_draft(target, stored, drafter, a)) for a in recorder.asked)
+    return sum(_are_wrong(target, stored, recorder))
+
+
+def any_wrong(target: TinyTarget, stored: StoredHead, recorder: Recorder) -> bool:
+    """Whether there is one."""
+    return any(_are_wrong(target, stored, recorder))
+
+
+def _are_wrong(target: TinyTarget, stored: StoredHead, recorder: Recorder) -> Iterator[bool]:
+    for asked in recorder.asked:
+        yield not are_same(asked.draft, reference_draft(target, stored, recorder.drafter, asked))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine_runs import decode, finish, new_tokens, toy_engine
-from head_references import Recorder, are_same, count_wrong, fresh_draft, run
+from head_references import Recorder, any_wrong, are_same, count_wrong, fresh_draft, run
 from heads import eagle_head, head_drafter, tiny_target
 from outrider.drafters.eagle import CHUNK, EagleFeeder
 from outrider.engine import PREFILL_CHUNK
@@ -44,9 +44,14 @@ def requests(sampling):
     ]
 
 
+def budget(tree, sampling):
+    """With fewer nodes, a tree that draws is nearly always a chain."""
+    return 5 if tree != "auto" else 8 if sampling is GREEDY else 14
+
+
 def run_of(kind, tree, sampling, feeder=None, requests_of=requests, **options):
     drafter = head_drafter(TARGET, HEADS[kind], 3, feeder=feeder, tree=tree, row_cost=0)
-    return run(TARGET, drafter, requests_of(sampling), 3, k=14 if tree == "auto" else 5, **options)
+    return run(TARGET, drafter, requests_of(sampling), 3, k=budget(tree, sampling), **options)
 
 
 # ---------------------------------------------------------------- what is proposed
@@ -204,7 +209,7 @@ class SharesNoRows(EagleFeeder):
 )
 def test_the_comparison_catches_a_planted_bug(bug, tree):
     recorder = run_of("eagle-3", tree, DRAWN, bug)
-    assert count_wrong(TARGET, HEADS["eagle-3"], recorder) > 0
+    assert any_wrong(TARGET, HEADS["eagle-3"], recorder)
 
 
 # ---------------------------------------------------------------- limits
@@ -214,8 +219,8 @@ def near_the_end(feeder=None, row_cost=0.0):
     """The broken rounds of a text that ends with the cache, drafted in trees as large as there is room for."""
     drafter = head_drafter(TARGET, HEADS["eagle-3"], 1, 256, feeder=feeder, tree="auto", row_cost=row_cost)
     recorder = Recorder(drafter)
-    engine = toy_engine(TARGET.showing(drafter), recorder, k=20, context_length=256)
-    engine.add(LONG[:230], sampling=GREEDY)
+    engine = toy_engine(TARGET.showing(drafter), recorder, k=12, context_length=256)
+    engine.add(LONG[:240], sampling=GREEDY)
     rounds = [r for each in finish(engine).values() for r in each]
     return recorder, sum(r.broken is not None for r in rounds)
 
@@ -224,7 +229,7 @@ def test_trees_that_fill_the_cache_fit_whatever_they_displaced():
     recorder, broken = near_the_end()
     assert broken == 0
     assert count_wrong(TARGET, HEADS["eagle-3"], recorder) == 0
-    assert sum(len(asked.sequence.tokens) + len(asked.draft) == 255 for asked in recorder.asked) > 10
+    assert sum(len(asked.sequence.tokens) + len(asked.draft) == 255 for asked in recorder.asked) > 5
 
 
 class KeepsAllRows(EagleFeeder):

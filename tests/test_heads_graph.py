@@ -18,6 +18,7 @@ from outrider.drafters.heads.medusa import MedusaHeads
 from outrider.drafters.heads.mlp import MlpSpeculator
 from outrider.drafters.heads.stored import StoredHead
 from outrider.errors import InvalidOption
+from outrider.models.transformers import TransformersModel
 from outrider.options import Sampling
 from outrider.tree import paths
 
@@ -186,6 +187,22 @@ def test_the_last_state_is_after_the_final_norm():
     torch.testing.assert_close(right @ TARGET.output.T, logits)
     assert count_wrong(TARGET, stored, run(TARGET, head_drafter(TARGET, stored), REQUESTS, 1)) == 0
     assert (before[-2] - right).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("tree", ["chain", "2.1"])
+def test_a_model_of_transformers_shows_the_same_states(tree):
+    stored = eagle_head(TARGET)
+    target = replace(TARGET, model=TransformersModel(TARGET.reference))
+    recorder = run(target, head_drafter(TARGET, stored, 2, tree=tree), [*REQUESTS, *REQUESTS], 2)
+    assert count_wrong(TARGET, stored, recorder) == 0
+    assert sum(len(asked.draft) > 0 for asked in recorder.asked) > 5
+
+
+def test_forwards_of_a_fixed_width_show_the_same_states():
+    stored = eagle_head(TARGET)
+    recorder = run(TARGET, head_drafter(TARGET, stored, 2), [*REQUESTS, *REQUESTS], 2, invariant=True)
+    assert count_wrong(TARGET, stored, recorder) == 0
+    assert sum(len(asked.draft) > 0 for asked in recorder.asked) > 5
 
 
 def test_states_that_the_target_lacks_are_refused():
