@@ -5,6 +5,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO_PROMPT := src/outrider/data/demo_prompt.txt
 ARGS :=
+# Toy models are too small for two threads: one each for two workers is several times faster. A file stays together.
+SPREAD := -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -18,10 +20,10 @@ demo: $(READY) ## the same text twice, plain and speculative, with the speed of 
 	@$(BIN)/outrider generate --compare --prompt-file $(DEMO_PROMPT) --max-new-tokens 200
 
 test: $(READY) ## the tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
 test-all: $(READY) ## the tests and the long proofs
-	@$(BIN)/python -m pytest -m "slow or not slow" $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD) -m "slow or not slow" $(ARGS)
 
 check: $(READY) ## lint, format and types
 	@$(BIN)/ruff check

@@ -805,7 +805,7 @@ TOLD: dict[str, Callable[[], tuple[dict[str, Any], str]]] = {
     "a hole in the mask": lambda: (mask(1, 1, 1, 0, 1, 1, 1, 1), "attention_mask is .*Pad on the left"),
     "padding on the right": lambda: (mask(1, 1, 1, 1, 1, 1, 1, 0), "attention_mask is .*Pad on the left"),
     "nothing but padding": lambda: (mask(0, 0, 0, 0, 0, 0, 0, 0), "attention_mask is .*Pad on the left"),
-    "an unknown drafter": lambda: ({"drafter": "medusa"}, "drafter is 'medusa'; allowed: none, ngram, suffix"),
+    "an unknown drafter": lambda: ({"drafter": "falcon"}, "drafter is 'falcon'; allowed: none, ngram, suffix"),
     "a model by its name": lambda: ({"drafter": "model:gpt2"}, "drafter is 'model:gpt2'.*make ModelDrafter"),
     "no drafter at all": lambda: ({"drafter": 3}, "drafter is 3; allowed: an object"),
     "long drafts": lambda: ({"num_draft_tokens": 65}, "is 65; allowed: a whole number from 0 to 64"),

@@ -30,9 +30,9 @@ CPU = torch.device("cpu")
         (
             "drafter",
             "ngrams",
-            "none, ngram, suffix, lookahead, recycling, early-exit:LAYERS, quantised, model:ID, A+B, auto",
+            "none, ngram, suffix, lookahead, recycling, early-exit:LAYERS, quantised, model:ID, eagle:PATH",
         ),
-        ("drafter", "model:", "model:ID and options"),
+        ("drafter", "model:", "model:ID, with options"),
         ("drafter", object(), "propose"),
         ("rule", "exact", "auto, block, coupled, point-mass, recursive, token, traversal, typical"),
         ("rule", "block", "point-mass"),
@@ -180,7 +180,7 @@ def test_a_narrower_copy_of_the_target_drafts_for_it() -> None:
     ("options", "message"),
     [
         ({"drafter": "early-exit:30"}, r"1 to 29.*has 30 layers"),
-        ({"drafter": "early-exit:x"}, "N from 1 to 29"),
+        ({"drafter": "early-exit:x"}, "N a number of layers"),
         ({"drafter": "suffix:branches=0"}, "branches"),
         ({"drafter": "lookahead:window=99"}, "window"),
         ({"drafter": "recycling", "rule": "token"}, "rule is 'token'.*takes trees"),

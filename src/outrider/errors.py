@@ -30,7 +30,7 @@ class InvalidOption(OutriderError, ValueError):
 
     def __init__(self, name: str, value: object, allowed: str, fix: str = "") -> None:
         self.name, self.value, self.allowed, self.fix = name, value, allowed, fix
-        shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
+        shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:37]}...{repr(value)[-40:]}"
         super().__init__(f"{name} is {shown}; allowed: {allowed}." + (f" {fix}" if fix else ""))
 
 

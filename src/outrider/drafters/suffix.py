@@ -190,7 +190,7 @@ class SuffixDrafter:
             raise InvalidOption("factor", factor, "a number above 0")
         if not isfinite(offset):
             raise InvalidOption("offset", offset, "a number")
-        if branches < 1:
+        if not 1 <= branches <= MAX_BRANCHES:
             raise InvalidOption("branches", branches, f"1 (a chain) to {MAX_BRANCHES}")
         if not 0 <= min_probability <= 1:
             raise InvalidOption("min_probability", min_probability, "0 to 1")
