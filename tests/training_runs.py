@@ -45,7 +45,7 @@ def sentence(rng: np.random.Generator, length: int) -> str:
 
 def conversation(rng: np.random.Generator) -> str:
     """A question and an answer, in the chat template of `checkpoints`."""
-    asked, answered = sentence(rng, int(rng.integers(2, 5))), sentence(rng, int(rng.integers(5, 12)))
+    asked, answered = sentence(rng, int(rng.integers(2, 5))), sentence(rng, int(rng.integers(3, 10)))
     return f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n{answered}<|im_end|>\n"
 
 
@@ -55,11 +55,11 @@ def learnt_model(steps: int = 120) -> Any:
     torch.manual_seed(0)
     model, tokenizer, rng = new_model(), byte_level_tokenizer(), np.random.default_rng(0)
     texts = [tokenizer.encode(conversation(rng), add_special_tokens=False).ids for _ in range(400)]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=8e-3)
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = 6e-3 * min(1, (step + 1) / 10) * (1 - step / steps)
-        chosen = [torch.tensor(texts[i]) for i in rng.integers(len(texts), size=24)]
+            group["lr"] = 8e-3 * min(1, (step + 1) / 10) * (1 - step / steps)
+        chosen = [torch.tensor(texts[i]) for i in rng.integers(len(texts), size=8)]
         ids = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True)
         labels = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True, padding_value=-100)
         loss = model(input_ids=ids, labels=labels, use_cache=False).loss

@@ -21,9 +21,6 @@ WRITING_SHARE = 0.4
 ANSWER_SHARE = 0.6
 """Tokens of answers among all that the target reads and writes for them, prompts included."""
 
-NUM_LOOKS = 8
-"""Looks at what was learnt, besides the one before it begins."""
-
 FEWEST_TOKENS, FEWEST_STEPS = 1000, 16
 WARM_UP, ROUNDS = 3, 16
 
@@ -73,18 +70,19 @@ def tokens_within(minutes: float, engine: Engine, prompts: Ordered[list[int]]) -
     return max(FEWEST_TOKENS, int(ANSWER_SHARE * speed * seconds))
 
 
-def steps_within(seconds: float, lesson: Lesson, look: Callable[[], object], *, bfloat16: bool) -> int:
+def steps_within(seconds: float, lesson: Lesson, look: Callable[[], object], num_looks: int, *, bfloat16: bool) -> int:
     """Steps of the optimiser that fit, with looks at what was learnt between them.
 
     Args:
         seconds: that are left.
         lesson: what will be trained; its weights stay as they are.
         look: measures what was learnt.
+        num_looks: how many of them, besides one before training begins.
         bfloat16: see `trainer.Plan`.
     """
     start = perf_counter()
     look()
-    left = seconds - (1 + NUM_LOOKS) * (perf_counter() - start)
+    left = seconds - (1 + num_looks) * (perf_counter() - start)
     _step(lesson, 0, 0.0, bfloat16)
     start, stages = perf_counter(), (0.0, 0.25, 0.5, 0.75, 0.99)
     for step, progress in enumerate(stages):

@@ -18,8 +18,8 @@ from outrider.loading import check_options
 from outrider.models.opening import Progress, open_model
 from outrider.training.curve import check_drawing, draw
 from outrider.training.kind import Kind, Setting
-from outrider.training.run import Options, Told, Trained, identity, prompts_of, train
-from outrider.training.trainer import CURVE, SCORE, write_whole
+from outrider.training.run import Options, Told, Trained, identity, order, train
+from outrider.training.trainer import CURVE, best_of, write_whole
 from outrider.training.work import check_out, prepare
 
 CARD = "card.json"
@@ -59,10 +59,9 @@ def run(kind: Kind, options: Options, out: Path, *, resume: bool, told: Told) ->
         return "It is finished already.\n" + report(json.loads((out / CARD).read_text(encoding="utf-8")), out)
     opened = open_model(options.target, options.precision, torch.device("cpu"), _loading(told))
     setting = Setting(opened, options.target, options.seed)
-    kind.check(setting)
-    prompts = prompts_of(setting, options)
+    wanted = order(setting, kind, options)
     work = prepare(out, asked, resume=resume)
-    trained = train(setting, kind, options, prompts, work, told)
+    trained = train(wanted, work, told)
     card = _card(trained, kind, setting, options, (perf_counter() - start) / 60)
     write_out(trained, card, out)
     return report(card, out)
@@ -114,7 +113,7 @@ def _card(trained: Trained, kind: Kind, setting: Setting, options: Options, minu
         "minutes": minutes,
         "seconds": trained.seconds,
         "untrained": trained.records[0],
-        "held_out": max(trained.records, key=lambda record: record.get(SCORE, 0.0)),
+        "held_out": best_of(trained.records),
         "torch": torch.__version__,
     }
 
@@ -122,7 +121,7 @@ def _card(trained: Trained, kind: Kind, setting: Setting, options: Options, minu
 TYPED = {"num_tokens": "tokens", "draft_vocab_size": "draft-vocabulary", "num_heads": "heads"}
 """Options whose name in the command is another."""
 
-NOT_TYPED = {"max_answer", "max_prompt", "recipe", "learning_rate", "tokens_per_batch"}
+NOT_TYPED = {"max_answer", "max_prompt", "recipe", "looks", "learning_rate", "tokens_per_batch"}
 
 
 def command_line(kind: Kind, options: Options) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from outrider.attaching import attach, showing
+from outrider.convert import complete, missing
 from outrider.drafters.heads.files import write_head
 from outrider.errors import InvalidOption
 from outrider.training.eagle import EagleTask, Recipe, choose_vocabulary, default_layers, new_head
@@ -121,4 +122,6 @@ class EagleTrainee(EagleTask):
 
     def write(self, folder: Path) -> None:
         """See `kind.Trainee`."""
-        write_head(self.stored(), folder, self._kind.format, target=self._setting.name)
+        head, written_as = self.stored(), self._kind.format
+        head = complete(head, missing(head, written_as), self._setting.matrices)
+        write_head(head, folder, written_as, target=self._setting.name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from collections.abc import Sequence as Ordered
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -18,12 +17,12 @@ from outrider.errors import InvalidOption
 from outrider.models.opening import num_layers_of
 from outrider.planning.pace import FixedPace
 from outrider.rules import choose_rule
-from outrider.training.budget import NUM_LOOKS, Chosen, steps_within, tokens_within
+from outrider.training.budget import Chosen, steps_within, tokens_within
 from outrider.training.judge import Judge
 from outrider.training.kind import Kind, Setting, Trainee
 from outrider.training.lesson import Lesson
 from outrider.training.memory import batch_within, slots_within
-from outrider.training.states import States, bytes_needed, open_states, store_states
+from outrider.training.states import MANIFEST, States, bytes_needed, open_states, store_states
 from outrider.training.texts import Sample, Wish, opening, read_prompts
 from outrider.training.trainer import LATEST, Plan, Trainer
 from outrider.training.work import split, write_texts
@@ -52,6 +51,7 @@ class Options:
         max_answer: tokens of an answer.
         max_prompt: longer prompts are left out.
         data: a JSONL file of prompts, or None.
+        looks: how often what was learnt is measured, besides before it begins.
         precision: of the target, whose text and states depend on it.
     """
 
@@ -64,7 +64,31 @@ class Options:
     max_answer: int = 192
     max_prompt: int = 320
     data: str | None = None
+    looks: int = 8
     precision: str = "auto"
+
+
+@dataclass(frozen=True)
+class Order:
+    """A training that can be done.
+
+    Args:
+        setting: the target.
+        kind: what to train.
+        options: how.
+        prompts: the user's, or None if the target is to write its own.
+        longest: tokens of the longest text.
+        slots: most texts that the target writes side by side.
+        tokens_per_batch: of a step.
+    """
+
+    setting: Setting
+    kind: Kind
+    options: Options
+    prompts: list[list[int]] | None
+    longest: int
+    slots: int
+    tokens_per_batch: int
 
 
 @dataclass(frozen=True)
@@ -101,140 +125,142 @@ def identity(kind: Kind, options: Options) -> dict[str, Any]:
     return {"kind": kind.command, **asdict(kind), **asdict(options)}  # type: ignore[call-overload]
 
 
-def prompts_of(setting: Setting, options: Options) -> list[list[int]] | None:
-    """The user's prompts; None if the target is to write its own.
+def order(setting: Setting, kind: Kind, options: Options) -> Order:
+    """What is to be done, once all of it has been checked; nothing is written.
 
     Raises:
-        InvalidOption: a file that is none, or a target that needs one.
+        InvalidOption: an option that does not fit the target, a file that is none, too little memory.
+        UnsupportedModel, VocabularyMismatch, CheckpointError: from the target or a draft model.
     """
+    kind.check(setting)
     if options.data is not None:
-        return read_prompts(Path(options.data), setting.opened.tokenizer)
-    opening(setting.opened.tokenizer)
-    return None
+        prompts = read_prompts(Path(options.data), setting.opened.tokenizer)
+    else:
+        prompts = None
+        opening(setting.opened.tokenizer)
+    longest = min(setting.opened.model.context_length, options.max_prompt + options.max_answer)
+    slots, tokens = SLOTS, kind.tokens_per_batch
+    if options.memory is not None:
+        slots = slots_within(options.memory, setting, longest, SLOTS)
+        features = len(kind.feature_layers(setting)) * setting.checkpoint.config.hidden_size
+        trainee = kind.begin(setting, ())
+        tokens = batch_within(options.memory, setting, trainee, features, longest, max(longest, tokens))
+    return Order(setting, kind, options, prompts, longest, slots, tokens)
 
 
-def train(
-    setting: Setting, kind: Kind, options: Options, prompts: list[list[int]] | None, work: Path, told: Told
-) -> Trained:
+def train(wanted: Order, work: Path, told: Told) -> Trained:
     """Train in a working folder, from where it stands there.
 
     Args:
-        setting: the target.
-        kind: what to train.
-        options: how.
-        prompts: see `prompts_of`.
+        wanted: what is to be done.
         work: from `work.prepare`.
         told: progress.
 
     Raises:
-        InvalidOption: memory or disk that are too small, too few texts.
+        InvalidOption: a disk that is too small, too few texts.
         OutriderError: the disk is full, or the loss is not finite.
         KeyboardInterrupt: after Ctrl-C; what was done is kept.
     """
-    laps, chosen = _Laps(), Chosen(work / "options.json")
-    tokens_per_batch = chosen.get("tokens_per_batch", lambda: _batch(setting, kind, options))
-    samples = _texts(setting, options, prompts, work, chosen, told)
+    laps, chosen, setting = _Laps(), Chosen(work / "options.json"), wanted.setting
+    samples = _texts(wanted, work, chosen, told)
     laps.end("texts")
     training, held_out = split(samples)
-    trainee = kind.begin(setting, training)
-    layers = kind.feature_layers(setting)
-    stored = {"training": training, "held-out": held_out}
-    _check_disk(samples, len(layers), setting, work)
-    states = {name: _states(part, setting, layers, work / "states" / name, told) for name, part in stored.items()}
+    trainee = wanted.kind.begin(setting, training)
+    states = _states(wanted, {"training": training, "held-out": held_out}, work / "states", told)
     laps.end("states")
-    lesson = Lesson(trainee, states["training"], states["held-out"], tokens_per_batch, options.seed)
+    tokens_per_batch = chosen.get("tokens_per_batch", lambda: wanted.tokens_per_batch)
+    lesson = Lesson(trainee, states["training"], states["held-out"], tokens_per_batch, wanted.options.seed)
     judge = Judge(setting.opened, [list(s.tokens[: s.answer]) for s in held_out], work / "costs.json")
 
     def look(_: int = 0) -> dict[str, float]:
         return {**lesson.measure(), **judge(trainee.at_work(judge.capacity))}
 
-    fast = has_fast_bfloat16()
-    left = 60 * (options.minutes or 0.0) - (perf_counter() - laps.start)
-    steps = chosen.get("steps", lambda: _steps(options, lambda: steps_within(left, lesson, look, bfloat16=fast)))
-    plan = Plan(steps, kind.learning_rate, every=-(-steps // NUM_LOOKS), bfloat16=fast)
+    steps = chosen.get("steps", lambda: _steps(wanted.options, laps, lesson, look))
+    records = _trained(wanted, lesson, steps, look, work, told)
+    laps.end("training")
+    sizes = {"steps": steps, "tokens_per_batch": tokens_per_batch, "tokens_written": _written(samples)}
+    return Trained(trainee, records, samples, sizes, laps.seconds)
+
+
+def _trained(
+    wanted: Order, lesson: Lesson, steps: int, look: Callable[[int], dict[str, float]], work: Path, told: Told
+) -> list[dict[str, Any]]:
+    """The curve; the best weights are in the lesson."""
+    options, fast = wanted.options, has_fast_bfloat16()
+    plan = Plan(steps, wanted.kind.learning_rate, every=-(-steps // options.looks), bfloat16=fast)
     trainer = Trainer(lesson, plan, work, {"seed": options.seed})
     if (work / LATEST).is_file():
         trainer.resume()
     trainer.run(look, lambda step, loss: told(f"training, loss {loss:.3f}", step, steps))
     trainer.restore_best()
-    laps.end("training")
-    sizes = {"steps": steps, "tokens_per_batch": tokens_per_batch, "tokens_written": _written(samples)}
-    return Trained(trainee, trainer.progress.records, samples, sizes, laps.seconds)
+    return trainer.progress.records
 
 
-def _texts(
-    setting: Setting, options: Options, prompts: list[list[int]] | None, work: Path, chosen: Chosen, told: Told
-) -> list[Sample]:
-    slots = chosen.get("slots", lambda: _slots(setting, options))
-    begun = prompts if prompts is not None else [opening(setting.opened.tokenizer)]
-    num_tokens = chosen.get("num_tokens", lambda: _num_tokens(setting, options, slots, begun))
+def _texts(wanted: Order, work: Path, chosen: Chosen, told: Told) -> list[Sample]:
+    options, tokenizer = wanted.options, wanted.setting.opened.tokenizer
+    slots = chosen.get("slots", lambda: wanted.slots)
+    num_tokens = chosen.get("num_tokens", lambda: _num_tokens(wanted, slots))
     wish = Wish(num_tokens, options.max_answer, options.max_prompt, seed=options.seed)
     slots = max(1, min(slots, num_tokens // (2 * options.max_answer)))  # the last texts begun are beyond the wish
-    engine, tokenizer = _plain_engine(setting, options, slots), setting.opened.tokenizer
     return write_texts(
-        engine, tokenizer, prompts, wish, work / "texts", lambda done, total: told("writing texts", done, total)
+        _plain_engine(wanted, slots),
+        tokenizer,
+        wanted.prompts,
+        wish,
+        work / "texts",
+        lambda done, total: told("writing texts", done, total),
     )
 
 
-def _plain_engine(setting: Setting, options: Options, slots: int) -> Engine:
-    rule, model = choose_rule("auto", "point_mass", allow_lossy=False), setting.opened.model
-    return Engine(model, NoDrafter(), rule, FixedPace(0), slots=slots, context_length=_longest(setting, options))
+def _plain_engine(wanted: Order, slots: int) -> Engine:
+    rule, model = choose_rule("auto", "point_mass", allow_lossy=False), wanted.setting.opened.model
+    return Engine(model, NoDrafter(), rule, FixedPace(0), slots=slots, context_length=wanted.longest)
 
 
-def _longest(setting: Setting, options: Options) -> int:
-    return min(setting.opened.model.context_length, options.max_prompt + options.max_answer)
-
-
-def _num_tokens(setting: Setting, options: Options, slots: int, prompts: Ordered[list[int]]) -> int:
+def _num_tokens(wanted: Order, slots: int) -> int:
+    options = wanted.options
     if options.num_tokens is not None or options.minutes is None:
         return options.num_tokens or NUM_TOKENS
-    return tokens_within(options.minutes, _plain_engine(setting, options, slots), prompts)
+    begun = wanted.prompts or [opening(wanted.setting.opened.tokenizer)]
+    fitting = [prompt for prompt in begun if len(prompt) <= options.max_prompt] or [begun[0][: options.max_prompt]]
+    return tokens_within(options.minutes, _plain_engine(wanted, slots), fitting)
 
 
-def _steps(options: Options, measured: Callable[[], int]) -> int:
+def _steps(options: Options, laps: _Laps, lesson: Lesson, look: Callable[[], object]) -> int:
     if options.steps is not None or options.minutes is None:
         return options.steps or NUM_STEPS
-    return measured()
+    left = 60 * options.minutes - (perf_counter() - laps.start)
+    return steps_within(left, lesson, look, options.looks, bfloat16=has_fast_bfloat16())
 
 
-def _slots(setting: Setting, options: Options) -> int:
-    if options.memory is None:
-        return SLOTS
-    return slots_within(options.memory, setting, _longest(setting, options), SLOTS)
+def _states(wanted: Order, parts: dict[str, list[Sample]], folder: Path, told: Told) -> dict[str, States]:
+    """The stored states of these texts; what is there already is kept."""
+    setting, found = wanted.setting, dict[str, States]()
+    layers, hidden = wanted.kind.feature_layers(setting), setting.checkpoint.config.hidden_size
+    folder.mkdir(exist_ok=True)
+    for name, samples in parts.items():
+        if (folder / name / MANIFEST).is_file():
+            found[name] = open_states(folder / name)
+            continue
+        _check_disk(bytes_needed(samples, len(layers) * hidden, hidden), folder)
+        found[name] = store_states(
+            samples,
+            setting.opened.model,
+            setting.output,
+            folder / name,
+            feature_layers=layers,
+            num_layers=num_layers_of(setting.opened.model),
+            progress=lambda done, total: told("the target's states", done, total),
+        )
+    return found
 
 
-def _batch(setting: Setting, kind: Kind, options: Options) -> int:
-    if options.memory is None:
-        return kind.tokens_per_batch
-    features = len(kind.feature_layers(setting)) * setting.checkpoint.config.hidden_size
-    longest, most = _longest(setting, options), kind.tokens_per_batch
-    return batch_within(options.memory, setting, kind.begin(setting, ()), features, longest, max(longest, most))
-
-
-def _check_disk(samples: list[Sample], num_layers: int, setting: Setting, work: Path) -> None:
+def _check_disk(needed: int, folder: Path) -> None:
     """A disk that fills up under a mapped file would end the process without a word."""
-    if (work / "states" / "held-out" / "states.json").is_file():
-        return
-    hidden = setting.checkpoint.config.hidden_size
-    needed, free = bytes_needed(samples, num_layers * hidden, hidden), shutil.disk_usage(work).free
+    free = shutil.disk_usage(folder).free
     if needed > free:
-        shown = f"{work} with {free / 1e9:.1f} GB free"
+        shown = f"{folder} with {free / 1e9:.1f} GB free"
         raise InvalidOption("out", shown, f"a disk with {needed / 1e9:.1f} GB free", "Or write fewer tokens.")
-
-
-def _states(samples: list[Sample], setting: Setting, layers: tuple[int, ...], folder: Path, told: Told) -> States:
-    if (folder / "states.json").is_file():
-        return open_states(folder)
-    model = setting.opened.model
-    return store_states(
-        samples,
-        model,
-        setting.output,
-        folder,
-        feature_layers=layers,
-        num_layers=num_layers_of(model),
-        progress=lambda done, total: told("the target's states", done, total),
-    )
 
 
 def has_fast_bfloat16() -> bool:

@@ -85,7 +85,8 @@ def read_prompts(path: Path, tokenizer: TextCodec) -> list[list[int]]:
     if broken:
         shown = "; ".join(broken[:5]) + ("; ..." if len(broken) > 5 else "")
         allowed = 'lines {"prompt": text} or {"messages": [...]}'
-        raise InvalidOption("data", f"{path} with {len(broken)} broken of {len(lines)} lines", allowed, shown)
+        fix = f"{len(broken)} of {len(lines)} lines are broken: {shown}."
+        raise InvalidOption("data", str(path), allowed, fix)
     if not prompts:
         raise InvalidOption("data", str(path), "at least one prompt", "The file has no lines.")
     return prompts
@@ -117,7 +118,10 @@ def opening(tokenizer: TextCodec) -> list[int]:
         raise InvalidOption("data", None, "a JSONL file of prompts", fix)
     whole = tokenizer.encode_chat([{"role": "user", "content": MARK}])
     other = tokenizer.encode_chat([{"role": "user", "content": "?"}])
-    agreed = next(i for i, (one, two) in enumerate(zip(whole, other, strict=False)) if one != two)
+    agreed = next((i for i, (one, two) in enumerate(zip(whole, other, strict=False)) if one != two), 0)
+    if agreed == 0:
+        fix = "Its chat template has nothing before the user's words, so that it cannot write prompts itself."
+        raise InvalidOption("data", None, "a JSONL file of prompts", fix)
     return whole[:agreed]
 
 

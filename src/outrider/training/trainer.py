@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Ordered
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -140,9 +141,8 @@ class Trainer:
     def _measure(self, record: dict[str, float], evaluate: Evaluate) -> None:
         """Add to the curve, keep the weights if they are the best so far, and save."""
         records = self.progress.records
-        best = max((each.get(SCORE, 0.0) for each in records), default=0.0)
         records.append({"step": self.progress.step, **record, **evaluate(self.progress.step)})
-        if records[-1].get(SCORE, 0.0) >= best:
+        if best_of(records) is records[-1]:
             weights = {name: p.detach() for name, p in self.task.parameters.items()}
             write_whole(self.folder / BEST, lambda path: save_file(weights, path))
         self.save()
@@ -193,6 +193,11 @@ class Trainer:
             parameter.data.copy_(tensors[f"weights.{name}"])
             if f"step.{name}" in tensors:  # not before the first step
                 self._optimizer.state[parameter] = {key: tensors[f"{key}.{name}"] for key in MOMENTS}
+
+
+def best_of(records: Ordered[dict[str, Any]]) -> dict[str, Any]:
+    """The record of the weights that are kept: of the highest score, and the latest of several."""
+    return max(reversed(records), key=lambda record: record[SCORE])
 
 
 def backward(task: Task, step: int, progress: float, bfloat16: bool) -> float:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
 from functools import partial
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any

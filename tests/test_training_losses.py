@@ -1,0 +1,131 @@
+"""Losses against their formulas, written out in double precision, one number at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from outrider.errors import InvalidOption
+from outrider.training.losses import (
+    KL_DECAY,
+    LOSSES,
+    ROWS,
+    acceptance,
+    forward_kl,
+    in_parts,
+    loss_of,
+    mean_of_texts,
+)
+
+
+def rows(seed=0, count=5, size=7, whole=True):
+    """Logits of a draft, and log-probabilities of a target: a whole law, or the first tokens of a larger one."""
+    dice = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(count, size, generator=dice)
+    target = (2 * torch.randn(count, size if whole else size + 4, generator=dice)).log_softmax(-1)
+    return logits, target[:, :size]
+
+
+def laws(logits, target):
+    """p, q as it is and q renormalised, as lists of floats."""
+    for row, wanted in zip(logits.double().tolist(), target.double().tolist(), strict=True):
+        total = sum(map(math.exp, row))
+        p, q = [math.exp(x) / total for x in row], [math.exp(x) for x in wanted]
+        yield p, q, [x / sum(q) for x in q]
+
+
+FORMULAS = {
+    "kl": lambda p, q, r: sum(b * math.log(b / a) for a, b in zip(p, r, strict=True)),
+    "reverse-kl": lambda p, q, r: sum(a * math.log(a / b) for a, b in zip(p, r, strict=True)),
+    "tv": lambda p, q, r: 1 - sum(map(min, p, q)),
+    "hybrid": lambda p, q, r: (
+        math.exp(-KL_DECAY * sum(map(min, p, q))) * FORMULAS["kl"](p, q, r)
+        + (1 - math.exp(-KL_DECAY * sum(map(min, p, q)))) * FORMULAS["tv"](p, q, r)
+    ),
+}
+
+
+def errors(name, loss, whole):
+    """Largest difference between a loss and the formula of a name."""
+    logits, target = rows(whole=whole)
+    wanted = torch.tensor([FORMULAS[name](*each) for each in laws(logits, target)])
+    return float((loss(logits, target) - wanted).abs().max())
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole law", "part of the law"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_its_formula(name, whole):
+    assert errors(name, LOSSES[name], whole) < 1e-5
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_another_loss_is_not(name):
+    assert all(errors(name, other, False) > 1e-3 for key, other in LOSSES.items() if key != name)
+
+
+def test_of_a_whole_law_acceptance_is_one_minus_half_the_l1_distance():
+    logits, target = rows()
+    distance = (logits.softmax(-1) - target.exp()).abs().sum(-1)
+    assert torch.allclose(acceptance(logits, target), 1 - distance / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_least_where_the_laws_are_equal(name):
+    logits, target = rows()
+    best, other = LOSSES[name](target, target), LOSSES[name](logits, target)
+    assert best.abs().max() < 1e-5
+    assert (other > 1e-3).all()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_following_the_gradient_lets_more_be_accepted(name):
+    logits, target = rows()
+    moved = logits.clone().requires_grad_()
+    for _ in range(200):
+        (gradient,) = torch.autograd.grad(LOSSES[name](moved, target).sum(), moved)
+        moved = (moved - 0.5 * gradient).detach().requires_grad_()
+    assert (acceptance(moved, target) > acceptance(logits, target)).all()
+
+
+def test_the_hybrids_share_is_no_way_to_make_it_small():
+    """The share follows acceptance, but no gradient flows through it."""
+    logits, target = rows()
+    moved = logits.clone().requires_grad_()
+    (found,) = torch.autograd.grad(LOSSES["hybrid"](moved, target).sum(), moved)
+    share = torch.exp(-KL_DECAY * acceptance(logits, target))
+    parts = share * forward_kl(moved, target) + (1 - share) * (1 - acceptance(moved, target))
+    (wanted,) = torch.autograd.grad(parts.sum(), moved)
+    assert torch.allclose(found, wanted, atol=1e-6)
+
+
+def test_an_unknown_loss_is_refused_by_name():
+    with pytest.raises(InvalidOption, match=r"loss is 'l2'; allowed: kl, reverse-kl, tv, hybrid"):
+        loss_of("l2")
+
+
+@pytest.mark.parametrize("count", [0, 1, ROWS, 2 * ROWS + 3])
+def test_parts_give_the_same_numbers_and_gradients_as_the_whole(count):
+    states, (_, target) = torch.randn(count, 6, generator=torch.Generator().manual_seed(1)), rows(2, count, 9)
+    gradients = []
+    for call in (lambda f, *r: f(*r), in_parts):
+        weight = torch.ones(9, 6).div(3).requires_grad_()
+        losses = call(lambda x, q, w=weight: forward_kl(x @ w.T, q), states, target)
+        assert losses.shape == (count,)
+        losses.sum().backward()
+        gradients.append(weight.grad)
+    assert torch.allclose(*gradients, atol=1e-4)
+
+
+def test_no_part_is_larger_than_allowed():
+    sizes = []
+    in_parts(lambda x: sizes.append(len(x)) or x.sum(-1), torch.zeros(2 * ROWS + 3, 2))
+    assert sizes == [ROWS, ROWS, 3]
+
+
+def test_every_text_weighs_the_same_however_long_it_is():
+    counts = torch.tensor([[True, False, False], [True, True, True], [False, False, False]])
+    losses = torch.tensor([4.0, 1.0, 2.0, 3.0])
+    assert float(mean_of_texts(losses, counts)) == pytest.approx((4 + (1 + 2 + 3) / 3) / 2)
+    assert float(mean_of_texts(losses[:0], torch.zeros(2, 3, dtype=torch.bool))) == 0
