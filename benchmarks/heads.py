@@ -37,9 +37,7 @@ def main() -> None:
     engines = {name: engine(name, options.precision) for name in names}
     found: dict[str, dict[str, dict[str, list[Stats]]]] = {}
     for temperature in TEMPERATURES:
-        kinds = found[f"temperature {temperature}"] = {
-            kind: {name: [] for name in names} for kind in HELD_OUT
-        }
+        kinds = found[f"temperature {temperature}"] = {kind: {name: [] for name in names} for kind in HELD_OUT}
         for place in range(options.prompts):
             for kind, prompts in HELD_OUT.items():
                 for name, each in engines.items():

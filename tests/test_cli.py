@@ -188,8 +188,8 @@ BAD = {
     "--num-draft-tokens 65": "a whole number from 0 to 64, or auto",
     "--num-draft-tokens -1": "a whole number from 0 to 64, or auto",
     "--num-draft-tokens many": "a whole number from 0 to 64, or auto",
-    "--drafter falcon": "none, ngram, suffix, lookahead, recycling, early-exit:LAYERS, quantised, model:ID, eagle:PATH, "
-    "medusa:PATH, mlp:PATH, A+B, auto",
+    "--drafter falcon": "none, ngram, suffix, lookahead, recycling, early-exit:LAYERS, quantised, model:ID, "
+    "eagle:PATH, medusa:PATH, mlp:PATH, A+B, auto",
     "--drafter model:": "model:ID, with options",
     "--rule best": "auto, block, coupled, point-mass, recursive, token, traversal, typical",
     "--precision int3": "auto, float32, bfloat16, float16, q4",
