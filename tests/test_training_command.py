@@ -122,6 +122,13 @@ def test_broken_data_is_refused_with_the_numbers_of_its_lines(target, tmp_path):
     assert "line 3: " in message
 
 
+def test_prompts_that_are_all_too_long_are_refused(target, tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps({"prompt": 200 * "river "}) + "\n")
+    message = refused(tmp_path / "out", "medusa", "--target", target, "--data", data, *SMALL)
+    assert "allowed: prompts of at most 64 tokens. The shortest of 1 has" in message
+
+
 def test_a_target_without_a_template_needs_data(target, tmp_path):
     plain, data = tmp_path / "plain", tmp_path / "data.jsonl"
     plain.mkdir()

@@ -204,9 +204,9 @@ def medusa_loss(trainee, setting, batch, loss):
     for k in range(3):
         texts = []
         for row in range(3):
-            places = [p for p in range(batch.tokens.shape[1]) if batch.counts[row, p]]  # laws of token p + 1
+            places = [p for p in range(batch.tokens.shape[1]) if batch.counts[row, p]]  # the law after token p
             found = []
-            for t in (p - 1 - k for p in places if p - 1 - k >= 0):
+            for t in (p - 1 - k for p in places if p >= 3):  # guessed by all three
                 law = trainee._heads.logits(batch.last[row, t], k).log_softmax(-1)
                 if loss == "ce":
                     found.append(-law[batch.tokens[row, t + 2 + k]])

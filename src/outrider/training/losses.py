@@ -6,7 +6,8 @@ per row; (logits, log-probabilities) are [n, Vd].
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -15,6 +16,8 @@ from outrider.errors import InvalidOption
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From the head's logits [n, Vd] and the target's log-probabilities [n, Vd] to a number per row [n]."""
+
+PerRow = Callable[..., torch.Tensor]
 
 ROWS = 512
 """Rows whose laws over a whole vocabulary are in memory together."""
@@ -69,17 +72,58 @@ def loss_of(name: str) -> Loss:
     return LOSSES[name]
 
 
-def in_parts(per_row: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
-    """[n] numbers of rows, a part of them at a time; backward computes each part's laws once more.
+def in_parts(per_row: PerRow, states: torch.Tensor, *rows: torch.Tensor, size: int = ROWS) -> torch.Tensor:
+    """What `per_row` says of rows, a part of them at a time, and the gradients for their states at once.
 
-    A law over a whole vocabulary takes more memory than all that a small model keeps of a row.
+    A law over a whole vocabulary takes more memory than all that a small model keeps of a row, so nothing of a part
+    stays. No other gradients flow: what turns states into laws is not trained.
 
     Args:
-        per_row: from the same part of each of `rows` to a number per row.
+        per_row: from the same part of `states` and each of `rows` to a number per row that depends on no other row;
+            without gradients, to anything per row.
+        states: [n, ...].
         *rows: [n, ...] each.
+        size: rows of a part.
     """
-    parts = zip(*(torch.split(each, ROWS) for each in rows), strict=True)
+    if torch.is_grad_enabled():
+        found: torch.Tensor = _Parts.apply(per_row, size, states, *rows)  # type: ignore[no-untyped-call]
+        return found
+    return torch.cat([per_row(*part) for part in _parts(size, states, *rows)])
+
+
+def in_parts_again(per_row: PerRow, states: torch.Tensor, *rows: torch.Tensor, size: int = ROWS) -> torch.Tensor:
+    """The same where the matrix that turns states into laws is trained: backward computes each part once more."""
+    parts = _parts(size, states, *rows)
     return torch.cat([checkpoint(per_row, *part, use_reentrant=False, preserve_rng_state=False) for part in parts])
+
+
+def _parts(size: int, *rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    return zip(*(torch.split(each, size) for each in rows), strict=True)
+
+
+class _Parts(torch.autograd.Function):
+    """Numbers of rows whose gradients are computed with them, as each depends on its own row alone."""
+
+    @staticmethod
+    def forward(ctx: Any, per_row: PerRow, size: int, states: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
+        """The numbers [n]."""
+        numbers, gradients = list[torch.Tensor](), list[torch.Tensor]()
+        for part, *others in _parts(size, states, *rows):
+            with torch.enable_grad():
+                leaf = part.detach().requires_grad_()
+                found = per_row(leaf, *others)
+            gradients += torch.autograd.grad(found, leaf, torch.ones_like(found))
+            numbers.append(found.detach())
+        ctx.save_for_backward(torch.cat(gradients))
+        ctx.num_others = len(rows)
+        return torch.cat(numbers)
+
+    @staticmethod
+    def backward(ctx: Any, *wanted: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """For the states."""
+        (gradients,) = ctx.saved_tensors
+        each = wanted[0].view(-1, *[1] * (gradients.ndim - 1))
+        return None, None, gradients * each, *[None] * ctx.num_others
 
 
 def mean_of_texts(losses: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

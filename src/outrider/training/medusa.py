@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from outrider.drafters.heads.stored import StoredHead
 from outrider.errors import InvalidOption
 from outrider.training.batches import Batch
 from outrider.training.kind import AtWork, Setting
-from outrider.training.losses import acceptance, forward_kl, in_parts, mean_of_texts
+from outrider.training.losses import ROWS, Loss, acceptance, forward_kl, in_parts, in_parts_again, mean_of_texts
 from outrider.training.texts import Sample
 
 HEAD_WEIGHT = 0.8
@@ -27,7 +28,11 @@ HEAD_WEIGHT = 0.8
 
 MAX_HEADS = 16
 
-LOSSES = ("kl", "ce")
+LOSSES: dict[str, Callable[..., tuple[Loss, torch.Tensor]]] = {
+    "kl": lambda tokens, law: (forward_kl, law()),
+    "ce": lambda tokens, law: (partial(F.cross_entropy, reduction="none"), tokens),
+}
+"""By name: from the tokens [n] that the target wrote and its laws [n, V] to a loss and what it compares logits with."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Medusa:
     loss: str = "kl"
     own_output: bool = False
     learning_rate: float = 1e-3
-    tokens_per_batch: int = 2048
+    tokens_per_batch: int = 1024
     command = "medusa"
     drafter = "medusa"
 
@@ -75,8 +80,11 @@ class MedusaTrainee:
         setting: their target.
     """
 
+    room = 1
+
     def __init__(self, kind: Medusa, setting: Setting) -> None:
-        self._kind, self._setting, self.room = kind, setting, kind.num_heads + 1
+        self._kind, self._setting = kind, setting
+        self._in_parts, self._size = in_parts_again if kind.own_output else in_parts, max(1, ROWS // kind.num_heads)
         c = setting.checkpoint.config
         self._config = MedusaConfig(kind.num_heads, 1, c.hidden_size, c.vocab_size, c.vocab_size)
         self._output = setting.output
@@ -85,23 +93,15 @@ class MedusaTrainee:
 
     def loss(self, batch: Batch, progress: float) -> torch.Tensor:
         """The mean over heads, the first ones weighing more, of the mean over texts."""
-        total, weights = torch.zeros(()), 0.0
-        for k in range(self._kind.num_heads):
-            rows, *parts = self._rows(batch, k)
-            losses = in_parts(lambda *part, k=k: self._losses(k, *part), *parts)
-            total = total + HEAD_WEIGHT**k * mean_of_texts(losses, rows)
-            weights += HEAD_WEIGHT**k
-        return total / weights
+        rows, parts = self._rows(batch)
+        return mean_of_texts(self._in_parts(self._losses, *parts, size=self._size), rows)
 
     @torch.no_grad()
     def accepted(self, batch: Batch) -> list[tuple[float, int]]:
         """See `kind.Trainee`; a place is a head."""
-        found = []
-        for k in range(self._kind.num_heads):
-            _, *parts = self._rows(batch, k)
-            kept = in_parts(lambda *part, k=k: acceptance(*self._laws(k, *part)), *parts)
-            found.append((float(kept.sum()), len(kept)))
-        return found
+        _, parts = self._rows(batch)
+        kept = in_parts(self._acceptances, *parts, size=self._size)
+        return [(float(kept[:, k].sum()), len(kept)) for k in range(self._kind.num_heads)]
 
     def at_work(self, capacity: int) -> AtWork:
         """See `kind.Trainee`."""
@@ -134,32 +134,42 @@ class MedusaTrainee:
                 weights[f"{k}.1.weight"] = self._output.weight.clone()
         return weights
 
-    def _rows(self, batch: Batch, k: int) -> tuple[torch.Tensor, ...]:
-        """[B, S] which columns of head k count; their states, and the states, norms and tokens of the guessed laws.
+    def _rows(self, batch: Batch) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """[B, S'] which laws are guessed by all heads; and of these [n, K, H] the states that the heads' outputs read.
 
-        Column t reads the state of token t; the law of token t + 2 + k is that of the state of the token before it.
+        Besides, of each law: the target's state [n, H] and norm [n], and the token [n] that the target wrote by it. The
+        law after token c is guessed by head k from the state of token c - 1 - k.
         """
-        size = batch.features.shape[1]
-        columns = slice(1 + k, 1 + k + size)
-        rows = batch.counts[:, columns]
-        tokens = batch.tokens[:, 2 + k : 2 + k + size]
-        return (
-            rows,
-            batch.last[:, :size][rows],
-            batch.last[:, columns][rows],
-            batch.log_norms[:, columns][rows],
-            tokens[rows],
-        )
+        heads, size = self._kind.num_heads, max(0, batch.features.shape[1] - self._kind.num_heads)
+        rows = batch.counts[:, heads : heads + size]
 
-    def _laws(
-        self, k: int, states: torch.Tensor, last: torch.Tensor, norms: torch.Tensor, _: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[n, V] logits of head k, and log-probabilities of the target."""
-        with torch.no_grad():
-            target = self._output.logits(last).float() - norms[:, None]
-        return self._heads.logits(states, k).float(), target
+        def at(part: torch.Tensor, start: int) -> torch.Tensor:
+            return part[:, start : start + size][rows]
 
-    def _losses(self, k: int, *part: torch.Tensor) -> torch.Tensor:
-        if self._kind.loss == "ce":
-            return F.cross_entropy(self._heads.logits(part[0], k).float(), part[-1], reduction="none")
-        return forward_kl(*self._laws(k, *part))
+        read = torch.stack([self._heads.states(at(batch.last, heads - 1 - k), k) for k in range(heads)], dim=1)
+        return rows, (read, at(batch.last, heads), at(batch.log_norms, heads), at(batch.tokens, heads + 1))
+
+    def _losses(
+        self, states: torch.Tensor, last: torch.Tensor, norms: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """[n] the mean over heads, by their weights."""
+        loss, wanted = LOSSES[self._kind.loss](tokens, lambda: self._target(last, norms))
+        heads = range(self._kind.num_heads)
+        losses = torch.stack([HEAD_WEIGHT**k * loss(self._logits(states, k), wanted) for k in heads])
+        return losses.sum(0) / sum(HEAD_WEIGHT**k for k in heads)
+
+    def _acceptances(
+        self, states: torch.Tensor, last: torch.Tensor, norms: torch.Tensor, _: torch.Tensor
+    ) -> torch.Tensor:
+        """[n, K]."""
+        target = self._target(last, norms)
+        return torch.stack([acceptance(self._logits(states, k), target) for k in range(self._kind.num_heads)], dim=1)
+
+    def _logits(self, states: torch.Tensor, k: int) -> torch.Tensor:
+        weight = self.parameters.get(f"{k}.1.weight", self._output.weight)
+        return F.linear(states[:, k], weight).float()
+
+    @torch.no_grad()
+    def _target(self, last: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+        """[n, V] log-probabilities."""
+        return self._output.logits(last).float() - norms[:, None]

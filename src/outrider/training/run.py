@@ -78,6 +78,7 @@ class Order:
         options: how.
         prompts: the user's, or None if the target is to write its own.
         longest: tokens of the longest text.
+        max_prompt: of these, of its prompt.
         slots: most texts that the target writes side by side.
         tokens_per_batch: of a step.
     """
@@ -87,6 +88,7 @@ class Order:
     options: Options
     prompts: list[list[int]] | None
     longest: int
+    max_prompt: int
     slots: int
     tokens_per_batch: int
 
@@ -133,19 +135,29 @@ def order(setting: Setting, kind: Kind, options: Options) -> Order:
         UnsupportedModel, VocabularyMismatch, CheckpointError: from the target or a draft model.
     """
     kind.check(setting)
-    if options.data is not None:
-        prompts = read_prompts(Path(options.data), setting.opened.tokenizer)
-    else:
-        prompts = None
-        opening(setting.opened.tokenizer)
     longest = min(setting.opened.model.context_length, options.max_prompt + options.max_answer)
+    max_prompt = max(1, longest - options.max_answer)
+    prompts = _prompts(setting, options, max_prompt)
     slots, tokens = SLOTS, kind.tokens_per_batch
     if options.memory is not None:
         slots = slots_within(options.memory, setting, longest, SLOTS)
         features = len(kind.feature_layers(setting)) * setting.checkpoint.config.hidden_size
         trainee = kind.begin(setting, ())
         tokens = batch_within(options.memory, setting, trainee, features, longest, max(longest, tokens))
-    return Order(setting, kind, options, prompts, longest, slots, tokens)
+    return Order(setting, kind, options, prompts, longest, max_prompt, slots, tokens)
+
+
+def _prompts(setting: Setting, options: Options, max_prompt: int) -> list[list[int]] | None:
+    if options.data is None:
+        opening(setting.opened.tokenizer)
+        return None
+    prompts = read_prompts(Path(options.data), setting.opened.tokenizer)
+    fitting = [prompt for prompt in prompts if len(prompt) <= max_prompt]
+    if not fitting:
+        shortest = min(map(len, prompts))
+        fix = f"The shortest of {len(prompts)} has {shortest}."
+        raise InvalidOption("data", options.data, f"prompts of at most {max_prompt} tokens", fix)
+    return fitting
 
 
 def train(wanted: Order, work: Path, told: Told) -> Trained:
@@ -200,7 +212,7 @@ def _texts(wanted: Order, work: Path, chosen: Chosen, told: Told) -> list[Sample
     options, tokenizer = wanted.options, wanted.setting.opened.tokenizer
     slots = chosen.get("slots", lambda: wanted.slots)
     num_tokens = chosen.get("num_tokens", lambda: _num_tokens(wanted, slots))
-    wish = Wish(num_tokens, options.max_answer, options.max_prompt, seed=options.seed)
+    wish = Wish(num_tokens, options.max_answer, wanted.max_prompt, seed=options.seed)
     slots = max(1, min(slots, num_tokens // (2 * options.max_answer)))  # the last texts begun are beyond the wish
     return write_texts(
         _plain_engine(wanted, slots),
@@ -222,8 +234,7 @@ def _num_tokens(wanted: Order, slots: int) -> int:
     if options.num_tokens is not None or options.minutes is None:
         return options.num_tokens or NUM_TOKENS
     begun = wanted.prompts or [opening(wanted.setting.opened.tokenizer)]
-    fitting = [prompt for prompt in begun if len(prompt) <= options.max_prompt] or [begun[0][: options.max_prompt]]
-    return tokens_within(options.minutes, _plain_engine(wanted, slots), fitting)
+    return tokens_within(options.minutes, _plain_engine(wanted, slots), begun)
 
 
 def _steps(options: Options, laps: _Laps, lesson: Lesson, look: Callable[[], object]) -> int:

@@ -35,6 +35,10 @@ class MedusaHeads:
 
     def logits(self, hidden: torch.Tensor, head: int) -> torch.Tensor:
         """[..., H] the target's last states, after its final norm -> [..., Vd] for the token `head` + 2 places on."""
+        return self._outputs[head](self.states(hidden, head))
+
+    def states(self, hidden: torch.Tensor, head: int) -> torch.Tensor:
+        """[..., H] the target's last states -> [..., H] what the head's output matrix is applied to."""
         for block in self._blocks[head]:
             hidden = hidden + F.silu(block(hidden))
-        return self._outputs[head](hidden)
+        return hidden
