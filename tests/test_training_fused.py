@@ -31,7 +31,7 @@ def error(kind, is_hybrid):
     (slope,) = torch.autograd.grad((wanted * weights).sum(), states)
     found = guess_loss(states, last, log_norms, output, hybrid=is_hybrid)
     (found_slope,) = torch.autograd.grad((found * weights).sum(), states)
-    return float((found - wanted).abs().max()), float((found_slope - slope).abs().max())
+    return (found - wanted).abs().max().item(), (found_slope - slope).abs().max().item()
 
 
 @pytest.mark.parametrize(("kind", "is_hybrid"), [(forward_kl, False), (hybrid, True)])

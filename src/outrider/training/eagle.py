@@ -15,9 +15,11 @@ from outrider.drafters.heads.stored import StoredHead
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.config import DecoderConfig
 from outrider.training.batches import Batch
-from outrider.training.losses import acceptance, forward_kl, hybrid, mean_of_texts
+from outrider.training.fused import guess_loss
+from outrider.training.losses import acceptance, mean_of_texts
 from outrider.training.states import Output
 from outrider.training.texts import Sample
+from outrider.training.unroll import unrolled
 
 STEP_WEIGHT = 0.8
 """Weight of an unrolled step relative to the one before it (SafeAILab's script)."""
@@ -189,14 +191,13 @@ class EagleTask:
             progress: part of training that is over, 0 to 1.
         """
         steps = 1 if progress < self.recipe.single_share else self.recipe.steps
-        kind = forward_kl if progress < self.recipe.kl_share else hybrid
         total, weights = torch.zeros(()), 0.0
-        for j, states in enumerate(self._unrolled(batch, steps)):
-            rows, logits, target = self._guesses(batch, states, j)
-            losses = kind(logits, target)
+        for j, states in enumerate(unrolled(self._head, batch.tokens, batch.features, steps)):
+            rows, last, log_norms = _counting(batch, states, j)
+            outlet = self._head.outlet(states[rows])
+            losses = guess_loss(outlet, last, log_norms, self._output, hybrid=progress >= self.recipe.kl_share)
             if self.config.version == 1:
-                wanted = batch.last[:, 1 + j : 1 + j + states.shape[1]][rows]
-                regression = F.smooth_l1_loss(states[rows].float(), wanted, reduction="none").mean(-1)
+                regression = F.smooth_l1_loss(states[rows].float(), last, reduction="none").mean(-1)
                 losses = CROSS_ENTROPY * losses + REGRESSION * regression
             total = total + STEP_WEIGHT**j * mean_of_texts(losses, rows)
             weights += STEP_WEIGHT**j
@@ -206,22 +207,16 @@ class EagleTask:
     def accepted(self, batch: Batch) -> list[tuple[float, int]]:
         """By step: the sum of the acceptance of its guesses on the target's own text, and their number."""
         found = []
-        for j, states in enumerate(self._unrolled(batch, self.recipe.steps)):
-            _, logits, target = self._guesses(batch, states, j)
-            found.append((float(acceptance(logits, target).sum()), len(logits)))
+        for j, states in enumerate(unrolled(self._head, batch.tokens, batch.features, self.recipe.steps)):
+            rows, last, log_norms = _counting(batch, states, j)
+            target = self._output.logits(last).float() - log_norms[:, None]
+            kept = acceptance(self._head.logits(states[rows]).float(), target)
+            found.append((float(kept.sum()), len(kept)))
         return found
 
-    def _unrolled(self, batch: Batch, steps: int) -> Iterable[torch.Tensor]:
-        from outrider.training.unroll import unrolled
 
-        return unrolled(self._head, batch.tokens, batch.features, steps)
-
-    def _guesses(self, batch: Batch, states: torch.Tensor, j: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[B, S] which columns of step j count, their logits, and the target's log-probabilities."""
-        columns = slice(1 + j, 1 + j + states.shape[1])
-        rows = batch.counts[:, columns]
-        logits = self._head.logits(states[rows]).float()
-        with torch.no_grad():
-            target = self._output.logits(batch.last[:, columns][rows]).float()
-            target -= batch.log_norms[:, columns][rows][:, None]
-        return rows, logits, target
+def _counting(batch: Batch, states: torch.Tensor, j: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[B, S] which columns of step j count, and the target's last states and log norms of their guesses."""
+    columns = slice(1 + j, 1 + j + states.shape[1])
+    rows = batch.counts[:, columns]
+    return rows, batch.last[:, columns][rows], batch.log_norms[:, columns][rows]

@@ -90,7 +90,11 @@ class EagleHead:
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """[..., H] from `step` -> [..., Vd]."""
-        return self._lm_head(states if self.config.version == 1 else self._normed(states, "norm"))
+        return self._lm_head(self.outlet(states))
+
+    def outlet(self, states: torch.Tensor) -> torch.Tensor:
+        """[..., H] from `step` -> [..., H] what goes into the output matrix."""
+        return states if self.config.version == 1 else self._normed(states, "norm")
 
     def feedback(self, states: torch.Tensor) -> torch.Tensor:
         """[..., H] from `step` -> [..., H] what the next step starts from."""
