@@ -221,20 +221,20 @@ def test_less_memory_means_smaller_batches_until_it_is_refused(setting):
     def batch(gigabytes):
         return batch_within(gigabytes, setting, trainee, features, 100, 4096)
 
-    assert batch(64) == 4096
-    assert batch(0.75) == batch(0.75)
-    sizes = [batch(gigabytes) for gigabytes in (0.7, 0.65, 0.62)]
-    assert all(large > small >= 100 for large, small in pairwise([4096, *sizes]))
-    with pytest.raises(InvalidOption, match=r"memory is 0.5; allowed: 0\.\d or more, in GB"):
-        batch(0.5)
+    sizes = [batch(gigabytes) for gigabytes in (64, 1.2, 1.1, 1.05, 1.02)]
+    assert sizes[0] == 4096
+    assert all(large > small >= 100 for large, small in pairwise(sizes))
+    assert batch(1.1) == sizes[2]
+    with pytest.raises(InvalidOption, match=r"memory is 0.9; allowed: 1\.\d or more, in GB"):
+        batch(0.9)
 
 
 def test_less_memory_means_fewer_texts_side_by_side(setting):
-    assert slots_within(8, setting, 200, 48) == 48
-    row = 4 * 2 * 2 * 16 * 4
-    with pytest.raises(InvalidOption, match="memory is"):
-        slots_within(0.6, setting, 200, 48)
-    assert 1 <= slots_within(0.61, setting, 10**6 // row, 48) < 48
+    slots = [slots_within(gigabytes, setting, 200, 48) for gigabytes in (8, 1.01, 1.005, 1.002)]
+    assert slots[0] == 48
+    assert all(more > fewer >= 1 for more, fewer in pairwise(slots))
+    with pytest.raises(InvalidOption, match=r"memory is 1.0; allowed: 1\.1 or more"):
+        slots_within(1.0, setting, 200, 48)
 
 
 def test_memory_is_counted_from_birth_to_death():
@@ -251,4 +251,4 @@ def test_memory_is_counted_from_birth_to_death():
 
 def test_too_little_memory_is_refused_before_anything_is_written(target, tmp_path):
     message = refused(tmp_path / "out", "eagle3", "--target", target, *SMALL, "--memory", "0.5")
-    assert "--memory is 0.5; allowed: 0." in message
+    assert "--memory is 0.5; allowed: 1.1 or more" in message

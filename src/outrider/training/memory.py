@@ -23,11 +23,11 @@ from outrider.training.batches import Batch
 from outrider.training.kind import Setting, Trainee
 
 GB = 10**9
-BASE = 6 * 10**8
-"""Bytes of Python, torch and transformers themselves."""
+BASE = 10**9
+"""Bytes of Python, torch and transformers themselves, and of what loading a target leaves behind."""
 
-SLACK = 1.2
-"""Memory that the system gives for a step's tensors, over their sizes; measured: up to 1.15."""
+SLACK = 1.5
+"""Memory that the system gives for a step's tensors, over their sizes: what was freed is not all given back."""
 
 NUMBER = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "q4": 0.65}
 """Bytes of a weight of a loaded target."""
