@@ -142,7 +142,7 @@ def test_the_kept_weights_are_those_that_were_judged_best(trained):
 # ---------------------------------------------------------------- again
 
 
-@pytest.mark.parametrize("name", ["eagle3", "distill"])
+@pytest.mark.parametrize("name", ["eagle3", "medusa"])
 def test_a_training_is_a_function_of_its_seed_and_resumes_to_the_same_weights(name, trained, target, tmp_path):
     """Another run from the same seed, interrupted on the way; of one kind from the texts on, which are the same."""
     out, kind = tmp_path / "out", KINDS[name]
