@@ -102,7 +102,7 @@ class MedusaFeeder:
         rows = [ahead + depth for depth in tree.depths(draft.parents)]
         for k in set(rows):
             if (k,) not in held.made:
-                held.made[k,] = (held.state, self.heads.logits(held.state, k))
+                held.made[k,] = (held.state, self.heads.logits(held.state[None], k)[0])  # packed products take rows
         logits = torch.stack([held.made[k,][1] for k in rows])
         return spread(logits, self._draft_ids, self.heads.config.vocab_size)
 
@@ -140,6 +140,6 @@ class MlpFeeder:
             part = path[:depth]
             if part not in held.made:
                 before = held.made[part[:-1]][0] if part else held.state
-                token = torch.tensor(part[-1] if part else pending, device=held.state.device)
-                state = self.speculator.step(token, before, depth)
-                held.made[part] = (state, self.speculator.logits(state, depth))
+                token = torch.tensor([part[-1] if part else pending], device=held.state.device)
+                state = self.speculator.step(token, before[None], depth)  # packed products take rows
+                held.made[part] = (state[0], self.speculator.logits(state, depth)[0])
