@@ -15,7 +15,8 @@ from outrider.planning.pace import FixedPace
 from outrider.rules import choose_rule
 from outrider.training import work
 from outrider.training.budget import Chosen
-from outrider.training.texts import Wish, opening, read_prompts, write_samples
+from outrider.training.texts import Wish, load_samples, opening, read_prompts, write_samples
+from outrider.training.trainer import read_kept
 from outrider.training.work import check_out, prepare, split, write_texts
 from toy import ByteTokenizer
 from training_runs import toy_target
@@ -63,6 +64,40 @@ def test_broken_lines_are_counted_and_named(tmp_path):
         assert f"line {number}: " in message
     assert "line 1:" not in message
     assert "line 7:" not in message
+
+
+def test_lines_that_are_json_and_no_prompts_are_named_too(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"messages": ["x"]}\n{"messages": [null]}\n' + '{"prompt": ' + "[" * 100_000 + "\n")
+    with pytest.raises(InvalidOption, match="3 of 3 lines are broken: line 1"):
+        read_prompts(path, ByteTokenizer())
+
+
+def test_a_line_may_hold_any_line_end_of_unicode_and_the_file_a_byte_order_mark(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text('\ufeff{"prompt": "one\u2028two\u0085"}\n', encoding="utf-8")
+    tokenizer = ByteTokenizer()
+    (prompt,) = read_prompts(path, tokenizer)
+    assert "one\u2028two\u0085" in tokenizer.decode(prompt)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "junk", '{"tokens": [1]}', "\0"])
+def test_damaged_texts_are_refused_with_what_to_do(content, tmp_path):
+    path = tmp_path / "000.jsonl"
+    path.write_text(content)
+    if content:
+        with pytest.raises(InvalidOption, match="Delete the file"):
+            load_samples(path)
+    else:
+        assert load_samples(path) == []
+
+
+@pytest.mark.parametrize("content", ["", "[]", "junk", "[" * 100_000])
+def test_damaged_files_of_a_training_are_refused_by_name(content, tmp_path):
+    path = tmp_path / "options.json"
+    path.write_text(content)
+    with pytest.raises(InvalidOption, match=r"resume is .*options\.json"):
+        read_kept(path)
 
 
 def test_a_template_that_begins_with_the_users_words_is_refused():

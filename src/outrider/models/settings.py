@@ -61,7 +61,7 @@ def read_json(path: Path) -> dict[str, Any]:
         settings = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} has no {path.name}, so it is not a Hugging Face model folder.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from error
     if not isinstance(settings, dict):
         raise CheckpointError(f"{path} holds a {type(settings).__name__}, not a dictionary.")

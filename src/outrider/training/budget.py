@@ -12,7 +12,7 @@ from time import perf_counter
 from outrider.engine import Engine
 from outrider.options import Sampling
 from outrider.training.lesson import Lesson
-from outrider.training.trainer import backward, write_whole
+from outrider.training.trainer import backward, read_kept, write_whole
 from outrider.training.work import CHOSEN
 
 WRITING_SHARE = 0.4
@@ -37,7 +37,7 @@ class Chosen:
 
     def get(self, name: str, choose: Callable[[], int]) -> int:
         """What the file has of this name; if nothing, what `choose` says, which is written down."""
-        options = json.loads(self._path.read_text(encoding="utf-8"))
+        options = read_kept(self._path)
         sizes: dict[str, int] = options.setdefault(CHOSEN, {})
         if name not in sizes:
             sizes[name] = choose()

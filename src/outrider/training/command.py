@@ -19,7 +19,7 @@ from outrider.models.opening import Progress, open_model
 from outrider.training.curve import check_drawing, draw
 from outrider.training.kind import Kind, Setting
 from outrider.training.run import Options, Told, Trained, identity, order, train
-from outrider.training.trainer import CURVE, best_of, write_whole
+from outrider.training.trainer import CURVE, best_of, read_kept, write_whole
 from outrider.training.work import check_out, prepare
 
 CARD = "card.json"
@@ -56,7 +56,7 @@ def run(kind: Kind, options: Options, out: Path, *, resume: bool, told: Told) ->
     asked = identity(kind, options)
     check_out(out, asked, resume=resume)
     if resume and (out / CARD).is_file():
-        return "It is finished already.\n" + report(json.loads((out / CARD).read_text(encoding="utf-8")), out)
+        return "It is finished already.\n" + report(read_kept(out / CARD), out)
     opened = open_model(options.target, options.precision, torch.device("cpu"), _loading(told))
     setting = Setting(opened, options.target, options.seed)
     wanted = order(setting, kind, options)

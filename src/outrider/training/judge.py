@@ -10,7 +10,7 @@ from pathlib import Path
 from outrider.drafters.none import NoDrafter
 from outrider.models.opening import Opened
 from outrider.training.kind import AtWork
-from outrider.training.trainer import SCORE, write_whole
+from outrider.training.trainer import SCORE, read_kept, write_whole
 from outrider.training.walk import Walk, plain_seconds, predict, walk
 
 PROMPTS, TOKENS, DRAFTED, TEMPERATURES = 12, 64, 6, (0.0, 0.8)
@@ -32,7 +32,7 @@ class Judge:
     def __init__(self, opened: Opened, prompts: Ordered[list[int]], path: Path) -> None:
         self._opened, self._prompts, self._path = opened, list(prompts[:PROMPTS]), path
         self.capacity = min(opened.model.context_length, max(map(len, self._prompts)) + TOKENS)
-        self._costs: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.is_file() else {}
+        self._costs: dict[str, dict[str, float]] = read_kept(path) if path.is_file() else {}
 
     def __call__(self, found: AtWork) -> dict[str, float]:
         """Walked acceptance length and predicted speed-up at each temperature, and the speed-ups' geometric mean."""

@@ -72,15 +72,16 @@ def read_prompts(path: Path, tokenizer: TextCodec) -> list[list[int]]:
         InvalidOption: the file cannot be read, has no lines, or has broken ones: how many, and where.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        whole = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidOption("data", str(path), "a JSONL file in UTF-8", str(error)) from error
+    lines = whole.removesuffix("\n").split("\n")  # not splitlines: a text may hold other line ends
     prompts, broken = list[list[int]](), list[str]()
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
                 prompts.append(_prompt_of(json.loads(line), tokenizer))
-            except (ValueError, OutriderError) as error:
+            except (ValueError, RecursionError, OutriderError) as error:
                 broken.append(f"line {number}: {error}")
     if broken:
         shown = "; ".join(broken[:5]) + ("; ..." if len(broken) > 5 else "")
@@ -97,7 +98,9 @@ def _prompt_of(record: Any, tokenizer: TextCodec) -> list[int]:
         raise ValueError('needs either "prompt" or "messages"')
     if "messages" in record:
         messages = record["messages"]
-        if isinstance(messages, list) and messages and messages[-1].get("role") == "assistant":
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            raise ValueError('"messages" must be a list of {"role": ..., "content": ...}')
+        if messages and messages[-1].get("role") == "assistant":
             messages = messages[:-1]  # the target writes its own answer
         return tokenizer.encode_chat(messages)
     if not isinstance(record["prompt"], str) or not record["prompt"].strip():
@@ -228,6 +231,14 @@ def save_samples(samples: Ordered[Sample], path: Path) -> None:
 
 
 def load_samples(path: Path) -> list[Sample]:
-    """What `save_samples` wrote."""
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [Sample(tuple(r["tokens"]), r["answer"], r["own"]) for r in records]
+    """What `save_samples` wrote.
+
+    Raises:
+        InvalidOption: the file is damaged.
+    """
+    try:
+        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [Sample(tuple(r["tokens"]), r["answer"], r["own"]) for r in records]
+    except (ValueError, KeyError, TypeError) as error:
+        fix = "Delete the file: it is written again."
+        raise InvalidOption("resume", str(path), "texts of this training", fix) from error

@@ -226,6 +226,22 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
         raise OutriderError(f"{path} could not be written ({error}); the previous one is still there.") from error
 
 
+def read_kept(path: Path) -> dict[str, Any]:
+    """A JSON file of a training's folder.
+
+    Raises:
+        InvalidOption: it is damaged.
+    """
+    fix = "It is damaged. Begin again in another folder."
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidOption("resume", str(path), "a file of this training", fix) from error
+    if not isinstance(found, dict):
+        raise InvalidOption("resume", str(path), "a file of this training", fix)
+    return found
+
+
 @contextmanager
 def postponed_interrupts() -> Iterator[Callable[[], bool]]:
     """Ctrl-C waits: yields whether it was pressed. Pressed twice, or outside the main thread, it works as ever."""

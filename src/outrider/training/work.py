@@ -27,7 +27,7 @@ from outrider.training.texts import (
     save_samples,
     write_samples,
 )
-from outrider.training.trainer import write_whole
+from outrider.training.trainer import read_kept, write_whole
 
 CHOSEN = "chosen"
 """Key of what was measured and chosen, in options.json beside what was asked for."""
@@ -55,11 +55,9 @@ def check_out(out: Path, identity: dict[str, Any], *, resume: bool) -> None:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise InvalidOption("out", str(out), "a folder that does not exist or is empty", "Or add --resume.")
         return
-    try:
-        found = json.loads(begun.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        fix = "Leave out --resume."
-        raise InvalidOption("resume", str(out), "a folder in which a training was begun", fix) from error
+    if not begun.is_file():
+        raise InvalidOption("resume", str(out), "a folder in which a training was begun", "Leave out --resume.")
+    found = read_kept(begun)
     found.pop(CHOSEN, None)
     if found != json.loads(json.dumps(identity)):
         fix = f"These differ: {_differences(found, identity)}."
