@@ -97,13 +97,24 @@ def help_of(*command: str) -> str:
     return run.stdout
 
 
+def commands_in(text: str) -> list[str]:
+    """The commands that a help lists; they may be named after others, as `train eagle3` is."""
+    return re.findall(r"^[^\w\n-]*([a-z][a-z0-9-]*) {2,}", text.partition("─ Commands ─")[2], re.MULTILINE)
+
+
+def options_of(*command: str) -> set[str]:
+    """The options of a command, or of all that are named after it."""
+    text = help_of(*command)
+    return set(OPTION.findall(text)).union(*(options_of(*command, name) for name in commands_in(text)))
+
+
 @pytest.fixture(scope="module")
 def options() -> dict[str, set[str]]:
     """Command -> its options; "" is `outrider` itself."""
     overview = help_of()
-    commands = re.findall(r"^[^\w\n-]*([a-z][a-z-]*) {2,}", overview.partition("Commands")[2], re.MULTILINE)
+    commands = commands_in(overview)
     assert commands, overview
-    return {"": set(OPTION.findall(overview)), **{name: set(OPTION.findall(help_of(name))) for name in commands}}
+    return {"": set(OPTION.findall(overview)), **{name: options_of(name) for name in commands}}
 
 
 # --- the real pages -----------------------------------------------------------------------------------------------
