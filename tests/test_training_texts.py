@@ -15,7 +15,7 @@ from outrider.planning.pace import FixedPace
 from outrider.rules import choose_rule
 from outrider.training import work
 from outrider.training.budget import Chosen
-from outrider.training.texts import Wish, load_samples, opening, read_prompts, write_samples
+from outrider.training.texts import Sample, Wish, load_samples, opening, read_prompts, write_samples
 from outrider.training.trainer import read_kept
 from outrider.training.work import check_out, prepare, split, write_texts
 from toy import ByteTokenizer
@@ -182,12 +182,21 @@ def test_parts_that_are_there_are_not_written_again(target, tmp_path, monkeypatc
 
 
 def test_the_last_texts_are_held_out():
-    texts = [object() for _ in range(50)]
+    texts = [Sample((i, 0, 7), 2, 2) for i in range(50)]
     training, held_out = split(texts)
     assert [*training, *held_out] == texts
     assert len(held_out) == 2
-    with pytest.raises(InvalidOption, match="at least 2"):
+    with pytest.raises(InvalidOption, match="at least two different prompts"):
         split(texts[:1])
+
+
+def test_no_answer_to_a_held_out_prompt_is_trained_on():
+    texts = [Sample((i % 5, 0, i), 2, 2) for i in range(50)]
+    training, held_out = split(texts)
+    assert {s.tokens[:2] for s in training}.isdisjoint(s.tokens[:2] for s in held_out)
+    assert len(training) == 50 - 2 * 10
+    with pytest.raises(InvalidOption, match="give more prompts"):
+        split([Sample((1, 0, i), 2, 2) for i in range(50)])
 
 
 # ---------------------------------------------------------------- the folder

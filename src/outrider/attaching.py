@@ -22,7 +22,7 @@ from outrider.drafters.parallel import MedusaFeeder, MlpFeeder
 from outrider.errors import InvalidOption, VocabularyMismatch
 from outrider.models.decoder import Decoder
 from outrider.models.linear import Dense, PackedHalf, has_packed_half
-from outrider.models.opening import Opened, num_layers_of, shared_matrices
+from outrider.models.opening import Opened, hidden_size_of, num_layers_of, shared_matrices
 
 KINDS: dict[str, type[HeadConfig]] = {"eagle": EagleConfig, "medusa": MedusaConfig, "mlp": MlpConfig}
 
@@ -62,11 +62,11 @@ def check_fit(head: StoredHead, opened: Opened) -> None:
         VocabularyMismatch: naming both sizes.
     """
     config: Any = head.config
-    vocab_size, hidden_size = shared_matrices(opened).embedding.shape
+    vocab_size, hidden_size = opened.model.vocab_size, hidden_size_of(opened.model)
     wide = config.target_hidden_size if isinstance(config, EagleConfig) else config.hidden_size
     if wide != hidden_size:
         raise VocabularyMismatch(f"This head reads states of {wide} numbers; the target's have {hidden_size}.")
-    if config.vocab_size > max(vocab_size, opened.model.vocab_size):
+    if config.vocab_size > vocab_size:
         raise VocabularyMismatch(f"This head is for {config.vocab_size} tokens; the target has {vocab_size}.")
 
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 MISREAD = 1
 
+MOST_LAYERS = 10_000
+"""More than any target has; what it really has is known only with --target."""
+
 OPTIONS = {"format": "--to", "folder": "OUT", "feature_layers": "--layers", "d2t": "--d2t", "tokens": "--tokens"}
 """Names in errors, as users type them."""
 
@@ -64,7 +67,7 @@ D2t = Annotated[
     str | None,
     typer.Option("--d2t", help="What d2t holds, if that cannot be told: offset or absolute.", metavar="KIND"),
 ]
-Tokens = Annotated[int, typer.Option(help="Tokens of text for --check, prompt and all.", min=8, metavar="N")]
+Tokens = Annotated[int, typer.Option(help="Tokens of text for --check, prompt and all.", min=64, metavar="N")]
 
 
 def convert(
@@ -108,15 +111,24 @@ def _check_options(given: dict[str, Any]) -> None:
         raise InvalidOption("--to", given["to"] or "missing", "a format together with OUT")
     if given["check"] and given["target"] is None:
         raise InvalidOption("--target", "missing", "the head's target with --check")
+    if not given["check"]:
+        for name in ("precision", "threads"):
+            if given[name] is not None:
+                raise InvalidOption(f"--{name}", given[name], "left out without --check", "Nothing is run then.")
     if given["d2t"] not in (None, "offset", "absolute"):
         raise InvalidOption("d2t", given["d2t"], "offset, absolute")
 
 
 def _layers(typed: str | None) -> tuple[int, ...] | None:
     try:
-        return None if typed is None else tuple(int(part) for part in typed.split(","))
+        ids = None if typed is None else tuple(int(part) for part in typed.split(","))
+        if ids is not None and not all(0 <= layer <= MOST_LAYERS for layer in ids):
+            raise ValueError("out of range")
+        return ids
     except ValueError as error:
-        raise InvalidOption("feature_layers", typed, "whole numbers, such as 2,15,27") from error
+        raise InvalidOption(
+            "feature_layers", typed, f"whole numbers from 0 to {MOST_LAYERS}, such as 2,15,27"
+        ) from error
 
 
 def _read(screen: Screen, given: dict[str, Any]) -> tuple[Reading, Opened | None]:

@@ -162,6 +162,13 @@ def shared_matrices(opened: Opened) -> Matrices:
     return Matrices(inputs.weight.detach(), outputs.weight.detach(), None if bias is None else bias.detach())
 
 
+def hidden_size_of(model: Any) -> int:
+    """How many numbers a state of the target has."""
+    if hasattr(model, "weights"):
+        return int(model.config.hidden_size)
+    return int(model.model.get_input_embeddings().weight.shape[-1])
+
+
 def num_layers_of(model: Any) -> int:
     """How many layers the target has."""
     if hasattr(model, "weights"):

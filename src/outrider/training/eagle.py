@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from outrider.drafters.heads.config import EagleConfig
 from outrider.drafters.heads.eagle import LAYER, EagleHead
+from outrider.drafters.heads.formats_layers import default_layers as usual_layers
 from outrider.drafters.heads.stored import StoredHead
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.config import DecoderConfig
@@ -32,8 +33,8 @@ REGRESSION, CROSS_ENTROPY = 1.0, 0.1
 
 
 def default_layers(num_layers: int) -> tuple[int, ...]:
-    """The states that EAGLE-3 heads read unless told otherwise: {2, N/2, N - 3}."""
-    return tuple(sorted({min(2, num_layers), num_layers // 2, max(0, num_layers - 3)}))
+    """The states that EAGLE-3 heads read unless told otherwise, of which a target of few layers has fewer."""
+    return tuple(sorted({min(max(0, layer), num_layers) for layer in usual_layers(num_layers)}))
 
 
 def choose_vocabulary(samples: Iterable[Sample], size: int, vocab_size: int, always: Iterable[int]) -> torch.Tensor:

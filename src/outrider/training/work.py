@@ -140,8 +140,15 @@ def _share(prompts: Ordered[list[int]], number: int, wish: Wish) -> Iterator[lis
 
 
 def split(samples: Ordered[Sample]) -> tuple[list[Sample], list[Sample]]:
-    """Texts to train on, and those held out: the last ones."""
-    held_out = max(1, round(HELD_OUT_SHARE * len(samples)))
-    if len(samples) < 2:
-        raise InvalidOption("data", f"{len(samples)} texts", "at least 2", "Ask for more tokens.")
-    return list(samples[:-held_out]), list(samples[-held_out:])
+    """Texts to train on, and those held out: the last ones, and no other answer to their prompts is trained on.
+
+    Raises:
+        InvalidOption: nothing is left to train on.
+    """
+    held_out = list(samples[-max(1, round(HELD_OUT_SHARE * len(samples))) :])
+    seen = {sample.tokens[: sample.answer] for sample in held_out}
+    training = [sample for sample in samples[: -len(held_out)] if sample.tokens[: sample.answer] not in seen]
+    if not training:
+        fix = "Ask for more tokens, or give more prompts."
+        raise InvalidOption("data", f"{len(samples)} texts", "texts of at least two different prompts", fix)
+    return training, held_out
