@@ -44,12 +44,12 @@ def laws(logits: torch.Tensor, sequence: Sequence, paths: Paths) -> Law:
         ProcessorError: the user's processor raised, or what it returned is not [V] usable logits.
         OutriderError: a row has NaN or +inf, or no token is left in it.
     """
-    scores, sampling = _processed(logits, sequence, paths), sequence.sampling
+    (scores, best), sampling = _processed(logits, sequence, paths), sequence.sampling
     if sampling.temperature == 0:
         law = np.zeros(scores.shape, scores.numpy().dtype)
         law[np.arange(len(law)), scores.numpy().argmax(-1)] = 1
         return law
-    law = _softmax(scores, sampling.temperature)
+    law = _softmax(scores, best, sampling.temperature)
     if sampling.top_k is not None or sampling.top_p < 1 or sampling.min_p > 0:
         _filter(law, scores, sampling)
     return law
@@ -68,10 +68,8 @@ def token_logprobs(logits: torch.Tensor, sequence: Sequence, path: tuple[int, ..
         path: drafted tokens between `sequence.tokens` and the row.
         token: the emitted id.
     """
-    if sequence.sampling.temperature == 0:
-        law = _softmax(_processed(logits[None], sequence, [path]), 1.0)[0]
-    else:
-        law = laws(logits[None], sequence, [path])[0]
+    given = logits[None], sequence, [path]
+    law = (laws(*given) if sequence.sampling.temperature > 0 else _softmax(*_processed(*given), 1.0))[0]
     wanted = sequence.sampling.logprobs or 0
     least = np.partition(law, -wanted)[-wanted] if wanted else np.inf
     ids = np.flatnonzero((law >= least) & (law > 0))
@@ -80,8 +78,8 @@ def token_logprobs(logits: torch.Tensor, sequence: Sequence, path: tuple[int, ..
     return TokenLogprobs(chosen, tuple((int(i), math.log(law[i])) for i in ids))
 
 
-def _processed(logits: torch.Tensor, sequence: Sequence, paths: Paths) -> torch.Tensor:
-    """[n, V] on the CPU: everything that comes before the temperature; may share memory with `logits`."""
+def _processed(logits: torch.Tensor, sequence: Sequence, paths: Paths) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, V] on the CPU: all that comes before the temperature; may share memory with `logits`. And [n] the largest."""
     assert len(paths) == len(logits), "one path per row"
     s = sequence.sampling
     raw = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
@@ -97,17 +95,18 @@ def _processed(logits: torch.Tensor, sequence: Sequence, paths: Paths) -> torch.
         scores[:, known_ids(s.banned_ids, scores)] = -torch.inf
     for row in early:
         scores[row, known_ids(sequence.stop_ids, scores)] = -torch.inf
-    _check(scores, OutriderError, "The model gave NaN, or logit_bias, banned_ids and min_new_tokens forbid every token")
+    best = _check(scores, OutriderError, "The model gave NaN, or biases, bans and min_new_tokens forbid every token")
     if s.processor is not None:
         scores = _apply(s.processor, scores, sequence, paths)
-        _check(scores, ProcessorError, "The logits processor's result has NaN or forbids every token")
-    return scores.cpu()
+        best = _check(scores, ProcessorError, "The logits processor's result has NaN or forbids every token")
+    return scores.cpu(), best.cpu()
 
 
-def _check(scores: torch.Tensor, error: type[OutriderError], cause: str) -> None:
+def _check(scores: torch.Tensor, error: type[OutriderError], cause: str) -> torch.Tensor:
     best = scores.amax(-1)  # NaN if there is one in the row
     if not torch.isfinite(best).all():
         raise error(f"{cause}: the largest logits are {best.tolist()}, but each row needs a finite one.")
+    return best
 
 
 def _apply(processor: Any, scores: torch.Tensor, sequence: Sequence, paths: Paths) -> torch.Tensor:
@@ -142,10 +141,10 @@ def _call(processor: Any, token_ids: list[int], logits: torch.Tensor) -> torch.T
         raise ProcessorError(f"The logits processor failed with {type(error).__name__}: {error}") from error
 
 
-def _softmax(scores: torch.Tensor, temperature: float) -> Law:
-    """Law of [..., V] scores; the largest score becomes 0 first, so that a tiny temperature cannot overflow."""
+def _softmax(scores: torch.Tensor, best: torch.Tensor, temperature: float) -> Law:
+    """Law of [n, V] scores; the largest, `best`, become 0 first, so that a tiny temperature cannot overflow."""
     if temperature != 1:  # this copy is written over in the end: allocating costs as much as all the rest
-        scores = (scores - scores.amax(-1, keepdim=True)).div_(max(float(temperature), 1 / LARGEST))
+        scores = (scores - best[:, None]).div_(max(float(temperature), 1 / LARGEST))
     return np.asarray(torch.softmax(scores, -1, out=None if temperature == 1 else scores).numpy())
 
 
