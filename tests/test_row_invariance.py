@@ -87,6 +87,21 @@ def test_logits_are_the_same_bits_in_many_blocks_and_batches(precision: str, req
 
 
 @pytest.mark.parametrize("precision", ["float16", "q4"])
+def test_one_token_each_of_many_sequences_is_the_same_bits_too(
+    precision: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench: Bench = request.getfixturevalue(precision)
+    dice, crowds = random.Random(3), list[int]()
+    honest = decoder_module._crowd
+    monkeypatch.setattr(decoder_module, "_crowd", lambda run: crowds.append(len(run)) or honest(run))
+    for _ in range(15):
+        starts = [dice.choice([1, 40, 255, 256, 300, 511, 512, 1000]) for _ in range(5)]
+        assert list(differing(bench, [(starts[0], 1, 0, [(start, 1) for start in starts[1:]])])) == []
+    assert max(crowds) == 5
+    assert min(crowds) < 5
+
+
+@pytest.mark.parametrize("precision", ["float16", "q4"])
 def test_every_width_and_place_at_an_edge(precision: str, request: pytest.FixtureRequest) -> None:
     bench: Bench = request.getfixturevalue(precision)
     cases = [(KEY_BLOCK + 3, width, place, []) for width in range(1, 13) for place in {0, width // 2, width - 1}]
@@ -106,7 +121,13 @@ def test_the_cached_rows_are_the_same_bits_too(precision: str, request: pytest.F
 
 def test_ordinary_attention_would_be_caught(float16: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: with all rows of a block in one attention call, as everywhere else, bits do differ."""
-    monkeypatch.setattr(decoder_module, "_attend_one_by_one", decoder_module._attend_together)
+    honest = decoder_module._attend_one_by_one
+
+    def attend(q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        same_keys = kv.stride(0) == 0
+        return decoder_module._attend_together(q, kv[0], mask) if same_keys else honest(q, kv, mask)
+
+    monkeypatch.setattr(decoder_module, "_attend_one_by_one", attend)
     assert any(differing(float16, tries(50)))
 
 

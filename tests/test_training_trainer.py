@@ -18,6 +18,7 @@ from outrider.training.trainer import BEST, CURVE, LATEST, SCORE, Plan, Trainer,
 
 STEPS = 23
 PLAN = Plan(STEPS, learning_rate=0.05, every=5, bfloat16=False)
+MUON = Plan(STEPS, learning_rate=0.05, every=5, bfloat16=False, muon=True)
 
 
 class Line:
@@ -70,8 +71,8 @@ def stop_after(step):
     return watch
 
 
-def interrupted(folder, step, kind=Trainer):
-    begun = trainer(folder, kind=kind)
+def interrupted(folder, step, kind=Trainer, plan=PLAN):
+    begun = trainer(folder, plan, kind=kind)
     with pytest.raises(KeyboardInterrupt):
         begun.run(rising, stop_after(step))
     return begun
@@ -80,8 +81,9 @@ def interrupted(folder, step, kind=Trainer):
 # ---------------------------------------------------------------- learning and resuming
 
 
-def test_what_is_to_be_learnt_is_learnt(tmp_path):
-    begun = trainer(tmp_path, Plan(300, learning_rate=0.05, every=300, bfloat16=False))
+@pytest.mark.parametrize("muon", [False, True])
+def test_what_is_to_be_learnt_is_learnt(muon, tmp_path):
+    begun = trainer(tmp_path, Plan(300, learning_rate=0.05, every=300, bfloat16=False, muon=muon))
     begun.run(rising)
     assert begun.progress.records[-1]["loss"] < 0.01
     assert torch.allclose(begun.task.parameters["slope"], torch.ones(40, 3), atol=0.1)
@@ -95,12 +97,13 @@ def test_the_rate_rises_then_falls_to_nothing():
     assert rates[-1] < 0.01
 
 
+@pytest.mark.parametrize("plan", [PLAN, MUON])
 @pytest.mark.parametrize("step", [1, 7, 10, STEPS - 1])
-def test_a_training_that_was_interrupted_ends_with_the_same_weights(step, tmp_path):
-    whole = trainer(tmp_path / "whole")
+def test_a_training_that_was_interrupted_ends_with_the_same_weights(step, plan, tmp_path):
+    whole = trainer(tmp_path / "whole", plan)
     whole.run(rising)
-    assert interrupted(tmp_path / "parts", step).progress.step == step
-    again = trainer(tmp_path / "parts")
+    assert interrupted(tmp_path / "parts", step, plan=plan).progress.step == step
+    again = trainer(tmp_path / "parts", plan)
     again.resume()
     assert again.progress.step == step
     again.run(rising)

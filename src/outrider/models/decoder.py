@@ -58,6 +58,16 @@ class _Span:
     one_by_one: bool  # whether each row attends as a problem of its own
 
 
+@dataclass(frozen=True)
+class _Crowd:
+    """Neighbouring slots with one row each: the same problems as of n spans, in one call."""
+
+    slots: slice
+    starts: torch.Tensor  # [n] cache row written, of each slot
+    rows: torch.Tensor  # [n] in the flattened block
+    mask: torch.Tensor  # [n, L]
+
+
 class Rows(Protocol):
     """What the layers need of a cache: where each slot's rows are, and how many count."""
 
@@ -78,7 +88,7 @@ class Flow:
 
     x: torch.Tensor
     rotation: torch.Tensor
-    spans: list[_Span]
+    spans: list[_Span | _Crowd]
 
 
 class Decoder:
@@ -176,7 +186,7 @@ class Decoder:
             layer = self.weights.layers[index]
             if index in self.feature_layers:
                 features[index] = flow.x.clone()
-            flow.x += self._attention(layer, flow.x, flow.rotation, flow.spans, cache.rows[index])
+            flow.x += self._attention(layer, flow, cache, index)
             flow.x += self._mlp(layer, flow.x)
         return features
 
@@ -187,9 +197,8 @@ class Decoder:
     def _normed(self, flow: Flow) -> torch.Tensor:
         return _rms_norm(flow.x, self.weights.norm, self.config.rms_norm_eps)
 
-    def _attention(
-        self, layer: Layer, x: torch.Tensor, rotation: torch.Tensor, spans: list[_Span], rows: list[torch.Tensor]
-    ) -> torch.Tensor:
+    def _attention(self, layer: Layer, flow: Flow, cache: Rows, index: int) -> torch.Tensor:
+        x = flow.x
         c = self.config
         heads = c.num_heads + c.num_kv_heads
         qkv = layer.qkv(_rms_norm(x, layer.input_norm, c.rms_norm_eps)).view(len(x), -1, c.head_dim)
@@ -199,15 +208,14 @@ class Decoder:
         # Rotary pairs lie side by side, so one complex product rotates all heads of q and k in place.
         pairs = torch.view_as_complex(qkv[:, :heads].view(len(x), heads, -1, 2))
         for group in _undivided(pairs):
-            pairs[group].mul_(rotation[group])
-        parts = []
-        for span in spans:
-            part = qkv[span.rows]
-            rows[span.slot][span.start : span.start + len(part)] = part[:, c.num_heads :]
-            kv = rows[span.slot][: span.mask.shape[-1]]
-            attend = _attend_one_by_one if span.one_by_one else _attend_together
-            parts.append(attend(part[:, : c.num_heads], kv, span.mask))
-        return layer.out(parts[0] if len(parts) == 1 else torch.cat(parts))
+            pairs[group].mul_(flow.rotation[group])
+        parts = [_attended(span, qkv[span.rows], c.num_heads, cache, index) for span in flow.spans]
+        if len(parts) == 1:
+            return layer.out(parts[0])
+        attended = torch.empty(len(x), c.num_heads * c.head_dim, device=x.device)
+        for span, part in zip(flow.spans, parts, strict=True):
+            attended[span.rows] = part
+        return layer.out(attended)
 
     def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         gate_up = layer.gate_up(_rms_norm(x, layer.mlp_norm, self.config.rms_norm_eps))
@@ -216,8 +224,8 @@ class Decoder:
             F.silu(gate[group], inplace=True)
         return layer.down(gate.mul_(up))
 
-    def _spans(self, block: Block, cache: Rows, taken: list[slice]) -> list[_Span]:
-        spans, first = [], 0
+    def _spans(self, block: Block, cache: Rows, taken: list[slice]) -> list[_Span | _Crowd]:
+        spans, first = list[_Span](), 0
         for index, (slot, part) in enumerate(zip(block.slots, taken, strict=True)):
             start, width, count = cache.lengths[slot], part.stop, part.stop - part.start
             assert start + width <= cache.data.shape[2], "the engine clamps drafts to the cache"
@@ -228,7 +236,35 @@ class Decoder:
             one_by_one = self.device.type == "cpu" and not block.prefill
             spans.append(_Span(slot, start + part.start, slice(first, first + count), mask, one_by_one))
             first += count
-        return spans
+        alone = [s for s in spans if s.one_by_one and len(s.mask) == 1]
+        return [s for s in spans if s not in alone] + _crowds(alone)
+
+
+def _crowds(spans: list[_Span]) -> list[_Span | _Crowd]:
+    """Spans of one row, those of neighbouring slots together; keys that one of them lacks are masked for it."""
+    runs = list[list[_Span]]()
+    for span in sorted(spans, key=lambda span: span.slot):
+        if runs and runs[-1][-1].slot + 1 == span.slot and _alike(runs[-1][0], span):
+            runs[-1].append(span)
+        else:
+            runs.append([span])
+    return [run[0] if len(run) == 1 else _crowd(run) for run in runs]
+
+
+def _alike(one: _Span, two: _Span) -> bool:
+    """Whether padding the shorter costs less than a call of its own."""
+    lengths = one.mask.shape[-1], two.mask.shape[-1]
+    return max(lengths) <= 2 * min(lengths)
+
+
+def _crowd(run: list[_Span]) -> _Crowd:
+    length = max(span.mask.shape[-1] for span in run)
+    return _Crowd(
+        slice(run[0].slot, run[-1].slot + 1),
+        torch.tensor([span.start for span in run]),
+        torch.tensor([span.rows.start for span in run]),
+        torch.cat([F.pad(span.mask, (0, length - span.mask.shape[-1]), value=float("-inf")) for span in run]),
+    )
 
 
 def _mask(start: int, width: int, ancestors: torch.Tensor | None) -> torch.Tensor:
@@ -242,13 +278,28 @@ def _mask(start: int, width: int, ancestors: torch.Tensor | None) -> torch.Tenso
     return mask
 
 
+def _attended(span: _Span | _Crowd, qkv: torch.Tensor, num_heads: int, cache: Rows, index: int) -> torch.Tensor:
+    """Write the rows' keys and values, and attend to what is there: [n, heads * D] from [n, heads + 2 * kv_heads, D]."""
+    n, length = span.mask.shape
+    queries, new = qkv[:, :num_heads], qkv[:, num_heads:]
+    if isinstance(span, _Crowd):
+        held = cache.data[index, span.slots]
+        held[torch.arange(n), span.starts] = new.to(held.dtype)
+        return _attend_one_by_one(queries, held[:, :length], span.mask)
+    row = cache.rows[index][span.slot]
+    row[span.start : span.start + n] = new
+    if span.one_by_one:
+        return _attend_one_by_one(queries, row[:length].expand(n, -1, -1, -1), span.mask)
+    return _attend_together(queries, row[:length], span.mask)
+
+
 def _attend_one_by_one(q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """q [n, heads, D] on kv [L, 2 * kv_heads, D] under mask [n, L] -> [n, heads * D], the same bits for any n.
+    """q [n, heads, D] on kv [n, L, 2 * kv_heads, D] under mask [n, L] -> [n, heads * D], the same bits for any n.
 
     Each token is a batch entry: its group of query heads against the keys, a product of one shape for every n.
     """
     n, _, dim = q.shape
-    keys, values = (part.transpose(0, 1).expand(n, -1, -1, -1) for part in kv.chunk(2, dim=1))  # [n, kv_heads, L, D]
+    keys, values = (part.transpose(1, 2) for part in kv.chunk(2, dim=2))  # [n, kv_heads, L, D]
     grouped = q.reshape(n, keys.shape[1], -1, dim)
     return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask[:, None, None]).reshape(n, -1)
 

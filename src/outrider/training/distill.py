@@ -44,6 +44,7 @@ class Distill:
     loss: str = "hybrid"
     learning_rate: float = 5e-4
     tokens_per_batch: int = 2048
+    muon = False
     command = "distill"
     drafter = "model"
 

@@ -27,8 +27,9 @@ class Eagle1:
     """
 
     recipe: Recipe = Recipe()  # noqa: RUF009 (frozen)
-    learning_rate: float = 6e-4
-    tokens_per_batch: int = 4096
+    learning_rate: float = 2e-3
+    tokens_per_batch: int = 2048
+    muon = True
     command = "eagle1"
     drafter = "eagle"
     version = 1
@@ -60,8 +61,9 @@ class Eagle3:
 
     draft_vocab_size: int = 8192
     recipe: Recipe = Recipe()  # noqa: RUF009 (frozen)
-    learning_rate: float = 6e-4
-    tokens_per_batch: int = 4096
+    learning_rate: float = 2e-3
+    tokens_per_batch: int = 2048
+    muon = True
     command = "eagle3"
     drafter = "eagle"
     version = 3

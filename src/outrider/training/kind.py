@@ -114,6 +114,10 @@ class Kind(Protocol):
         """See `trainer.Plan`."""
 
     @property
+    def muon(self) -> bool:
+        """Whether its matrices are better trained with Muon, where that is quick; see `trainer.Plan`."""
+
+    @property
     def tokens_per_batch(self) -> int:
         """Of a step, where memory allows."""
 

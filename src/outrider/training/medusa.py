@@ -52,6 +52,7 @@ class Medusa:
     own_output: bool = False
     learning_rate: float = 1e-3
     tokens_per_batch: int = 1024
+    muon = False
     command = "medusa"
     drafter = "medusa"
 

@@ -199,7 +199,7 @@ def _trained(
 ) -> list[dict[str, Any]]:
     """The curve; the best weights are in the lesson."""
     options, fast = wanted.options, has_fast_bfloat16()
-    plan = Plan(steps, wanted.kind.learning_rate, every=-(-steps // options.looks), bfloat16=fast)
+    plan = Plan(steps, wanted.kind.learning_rate, every=-(-steps // options.looks), bfloat16=fast, muon=fast and wanted.kind.muon)
     trainer = Trainer(lesson, plan, work, {"seed": options.seed})
     if (work / LATEST).is_file():
         trainer.resume()
