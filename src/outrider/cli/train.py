@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 import outrider.cli.options as o
 from outrider.cli.leaving import leaving_cleanly
+from outrider.cli.progress import watching
 from outrider.cli.screen import open_screen
 from outrider.errors import InvalidOption
-from outrider.text import visible
 
 if TYPE_CHECKING:
     from outrider.training.kind import Kind
@@ -208,8 +205,9 @@ def _train(kind: Callable[[dict[str, Any]], Kind], given: dict[str, Any]) -> Non
             **_given(num_tokens=numbers.get("tokens"), precision=others.get("precision"), data=given["data"]),
             **{name: numbers[name] for name in ("steps", "minutes", "memory", "seed") if name in numbers},
         )
-        with _bars() as told:
-            report = run(kind(numbers), options, out, resume=given["resume"], told=told)
+        with watching() as watcher:
+            asked = kind(numbers), options, out
+            report = run(*asked, resume=given["resume"], told=watcher.told, noted=watcher.noted)
         screen.note(report)
 
 
@@ -217,20 +215,6 @@ def _how_to_resume(out: Path) -> str:
     if not (out / "work" / "options.json").is_file():
         return "Interrupted; nothing was done yet."
     typed = [word for word in sys.argv[1:] if word != "--resume"]
-    return f"Interrupted. What was done is kept; to go on: {shlex.join(['outrider', *typed, '--resume'])}"
-
-
-@contextmanager
-def _bars() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each thing that is done; yields what is called with the progress."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def told(what: str, done: int, total: int) -> None:
-            name = what.partition(",")[0]
-            if name not in tasks:
-                tasks[name] = progress.add_task(visible(name), total=total)
-            progress.update(tasks[name], completed=done, total=total, description=visible(what))
-
-        yield told
+    writing = not (out / "work" / "states").exists()
+    kept = "What was done is kept" + (", but for the part of the texts that was begun" if writing else "")
+    return f"Interrupted. {kept}; to go on: {shlex.join(['outrider', *typed, '--resume'])}"

@@ -18,7 +18,8 @@ from outrider.loading import check_options
 from outrider.models.opening import Progress, open_model
 from outrider.training.curve import check_drawing, draw
 from outrider.training.kind import Kind, Setting
-from outrider.training.run import Options, Told, Trained, identity, order, train
+from outrider.training.run import Noted, Options, Told, Trained, identity, order, train
+from outrider.training.spent import Spent
 from outrider.training.trainer import CURVE, best_of, read_kept, write_whole
 from outrider.training.work import check_out, prepare
 
@@ -34,7 +35,7 @@ RANGES = {
 """Smallest and largest of the numbers that are options of all kinds."""
 
 
-def run(kind: Kind, options: Options, out: Path, *, resume: bool, told: Told) -> str:
+def run(kind: Kind, options: Options, out: Path, *, resume: bool, told: Told, noted: Noted = lambda line: None) -> str:
     """Train and write what came of it; the report, for people.
 
     Args:
@@ -43,6 +44,7 @@ def run(kind: Kind, options: Options, out: Path, *, resume: bool, told: Told) ->
         out: the folder.
         resume: whether to go on with what is there.
         told: progress.
+        noted: what each look at what was learnt found.
 
     Raises:
         InvalidOption: an option that cannot be used; nothing was written.
@@ -61,8 +63,12 @@ def run(kind: Kind, options: Options, out: Path, *, resume: bool, told: Told) ->
     setting = Setting(opened, options.target, options.seed)
     wanted = order(setting, kind, options)
     work = prepare(out, asked, resume=resume)
-    trained = train(wanted, work, told)
-    card = _card(trained, kind, setting, options, (perf_counter() - start) / 60)
+    spent = Spent(work / "seconds.json", start)
+    try:
+        trained = train(wanted, work, spent, told, noted)
+    finally:
+        spent.keep()
+    card = _card(trained, spent.seconds, kind, setting, options)
     write_out(trained, card, out)
     return report(card, out)
 
@@ -101,7 +107,9 @@ def write_out(trained: Trained, card: Mapping[str, Any], out: Path) -> None:
     shutil.rmtree(out / "work" / "states", ignore_errors=True)
 
 
-def _card(trained: Trained, kind: Kind, setting: Setting, options: Options, minutes: float) -> dict[str, Any]:
+def _card(
+    trained: Trained, seconds: Mapping[str, float], kind: Kind, setting: Setting, options: Options
+) -> dict[str, Any]:
     return {
         "command": command_line(kind, options),
         "drafter": kind.drafter,
@@ -110,8 +118,8 @@ def _card(trained: Trained, kind: Kind, setting: Setting, options: Options, minu
         "options": identity(kind, options),
         **trained.sizes,
         **trained.trainee.facts(trained.samples),
-        "minutes": minutes,
-        "seconds": trained.seconds,
+        "minutes": sum(seconds.values()) / 60,
+        "seconds": seconds,
         "untrained": trained.records[0],
         "held_out": best_of(trained.records),
         "torch": torch.__version__,

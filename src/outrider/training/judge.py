@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,19 @@ from outrider.training.walk import Walk, plain_seconds, predict, walk
 
 PROMPTS, TOKENS, DRAFTED, TEMPERATURES = 12, 64, 6, (0.0, 0.8)
 """Held-out prompts that rounds are walked on, tokens of each, drafted tokens per round, temperatures."""
+
+
+def in_words(step: int, record: Mapping[str, float]) -> str:
+    """What a look found, for people.
+
+    Args:
+        step: steps done.
+        record: from a judge.
+    """
+    first, *others = ((record[f"walked_{t}"], t) for t in TEMPERATURES)
+    walked = f"{first[0]:.2f} tokens per round at temperature {first[1]:g}"
+    walked += "".join(f", {length:.2f} at {temperature:g}" for length, temperature in others)
+    return f"step {step:,}: {walked}; predicted speed-up {record[SCORE]:.2f}"
 
 
 class Judge:

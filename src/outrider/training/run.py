@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -18,10 +17,11 @@ from outrider.models.opening import num_layers_of
 from outrider.planning.pace import FixedPace
 from outrider.rules import choose_rule
 from outrider.training.budget import Chosen, steps_within, tokens_within
-from outrider.training.judge import Judge
+from outrider.training.judge import Judge, in_words
 from outrider.training.kind import Kind, Setting, Trainee
 from outrider.training.lesson import Lesson
 from outrider.training.memory import batch_within, slots_within
+from outrider.training.spent import Spent
 from outrider.training.states import MANIFEST, States, bytes_needed, open_states, store_states
 from outrider.training.texts import Sample, Wish, opening, read_prompts
 from outrider.training.trainer import LATEST, Plan, Trainer
@@ -29,6 +29,9 @@ from outrider.training.work import split, write_texts
 
 Told = Callable[[str, int, int], None]
 """Called with (what is being done, done, in all)."""
+
+Noted = Callable[[str], None]
+"""Called with a line to keep: what a look found."""
 
 SLOTS = 48
 """Texts that the target writes side by side."""
@@ -102,24 +105,12 @@ class Trained:
         records: the curve.
         samples: the texts.
         sizes: tokens, steps and so on, as they were in the end.
-        seconds: by part, of this run.
     """
 
     trainee: Trainee
     records: list[dict[str, Any]]
     samples: list[Sample]
     sizes: dict[str, int]
-    seconds: dict[str, float]
-
-
-class _Laps:
-    def __init__(self) -> None:
-        self.start = self._last = perf_counter()
-        self.seconds = dict[str, float]()
-
-    def end(self, part: str) -> None:
-        now = perf_counter()
-        self.seconds[part], self._last = now - self._last, now
 
 
 def identity(kind: Kind, options: Options) -> dict[str, Any]:
@@ -160,38 +151,46 @@ def _prompts(setting: Setting, options: Options, max_prompt: int) -> list[list[i
     return fitting
 
 
-def train(wanted: Order, work: Path, told: Told) -> Trained:
+def train(wanted: Order, work: Path, spent: Spent, told: Told, noted: Noted) -> Trained:
     """Train in a working folder, from where it stands there.
 
     Args:
         wanted: what is to be done.
         work: from `work.prepare`.
+        spent: counts the seconds.
         told: progress.
+        noted: what each look found.
 
     Raises:
         InvalidOption: a disk that is too small, too few texts.
         OutriderError: the disk is full, or the loss is not finite.
         KeyboardInterrupt: after Ctrl-C; what was done is kept.
     """
-    laps, chosen, setting = _Laps(), Chosen(work / "options.json"), wanted.setting
-    samples = _texts(wanted, work, chosen, told)
-    laps.end("texts")
+    chosen, setting = Chosen(work / "options.json"), wanted.setting
+    spent.begin("texts")
+    samples = _texts(wanted, work, chosen, spent, told)
+    spent.begin("states")
     training, held_out = split(samples)
     trainee = wanted.kind.begin(setting, training)
     states = _states(wanted, {"training": training, "held-out": held_out}, work / "states", told)
-    laps.end("states")
+    spent.begin("training")
     tokens_per_batch = chosen.get("tokens_per_batch", lambda: wanted.tokens_per_batch)
     lesson = Lesson(trainee, states["training"], states["held-out"], tokens_per_batch, wanted.options.seed)
     judge = Judge(setting.opened, [list(s.tokens[: s.answer]) for s in held_out], work / "costs.json")
 
-    def look(_: int = 0) -> dict[str, float]:
+    def look() -> dict[str, float]:
         return {**lesson.measure(), **judge(trainee.at_work(judge.capacity))}
 
-    steps = chosen.get("steps", lambda: _steps(wanted.options, laps, lesson, look))
-    records = _trained(wanted, lesson, steps, look, work, told)
-    laps.end("training")
+    def look_and_tell(step: int) -> dict[str, float]:
+        record = look()
+        noted(in_words(step, record))
+        spent.keep()
+        return record
+
+    steps = chosen.get("steps", lambda: _steps(wanted.options, spent, lesson, look))
+    records = _trained(wanted, lesson, steps, look_and_tell, work, told)
     sizes = {"steps": steps, "tokens_per_batch": tokens_per_batch, "tokens_written": _written(samples)}
-    return Trained(trainee, records, samples, sizes, laps.seconds)
+    return Trained(trainee, records, samples, sizes)
 
 
 def _trained(
@@ -199,16 +198,18 @@ def _trained(
 ) -> list[dict[str, Any]]:
     """The curve; the best weights are in the lesson."""
     options, fast = wanted.options, has_fast_bfloat16()
-    plan = Plan(steps, wanted.kind.learning_rate, every=-(-steps // options.looks), bfloat16=fast, muon=fast and wanted.kind.muon)
+    muon, every = fast and wanted.kind.muon, -(-steps // options.looks)
+    plan = Plan(steps, wanted.kind.learning_rate, every=every, bfloat16=fast, muon=muon)
     trainer = Trainer(lesson, plan, work, {"seed": options.seed})
     if (work / LATEST).is_file():
         trainer.resume()
+    told("training", trainer.progress.step, steps)  # a look comes first, and takes a while
     trainer.run(look, lambda step, loss: told(f"training, loss {loss:.3f}", step, steps))
     trainer.restore_best()
     return trainer.progress.records
 
 
-def _texts(wanted: Order, work: Path, chosen: Chosen, told: Told) -> list[Sample]:
+def _texts(wanted: Order, work: Path, chosen: Chosen, spent: Spent, told: Told) -> list[Sample]:
     options, tokenizer = wanted.options, wanted.setting.opened.tokenizer
     slots = chosen.get("slots", lambda: wanted.slots)
     num_tokens = chosen.get("num_tokens", lambda: _num_tokens(wanted, slots))
@@ -221,6 +222,7 @@ def _texts(wanted: Order, work: Path, chosen: Chosen, told: Told) -> list[Sample
         wish,
         work / "texts",
         lambda done, total: told("writing texts", done, total),
+        spent.keep,
     )
 
 
@@ -237,10 +239,10 @@ def _num_tokens(wanted: Order, slots: int) -> int:
     return tokens_within(options.minutes, _plain_engine(wanted, slots), begun)
 
 
-def _steps(options: Options, laps: _Laps, lesson: Lesson, look: Callable[[], object]) -> int:
+def _steps(options: Options, spent: Spent, lesson: Lesson, look: Callable[[], object]) -> int:
     if options.steps is not None or options.minutes is None:
         return options.steps or NUM_STEPS
-    left = 60 * options.minutes - (perf_counter() - laps.start)
+    left = 60 * options.minutes - spent.keep()
     return steps_within(left, lesson, look, options.looks, bfloat16=has_fast_bfloat16())
 
 

@@ -3,12 +3,13 @@
 OUT/work/texts/000.jsonl, 001.jsonl, ...   what the target wrote, a part at a time
 OUT/work/states/                           what the target makes of them
 OUT/work/latest.safetensors, curve.jsonl   where training is
+OUT/work/seconds.json                      what it has cost so far
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
 from functools import partial
@@ -95,6 +96,7 @@ def write_texts(
     wish: Wish,
     folder: Path,
     progress: Progress | None = None,
+    part_ended: Callable[[], object] | None = None,
 ) -> list[Sample]:
     """All texts, part by part; parts that are there are kept.
 
@@ -104,7 +106,8 @@ def write_texts(
         prompts: to be answered; None lets the target write them.
         wish: how much.
         folder: of the parts.
-        progress: called with (tokens written, tokens wanted).
+        progress: called with (tokens written, tokens wanted), first as a part is begun.
+        part_ended: called when a part was written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     samples, done = list[Sample](), 0
@@ -113,8 +116,12 @@ def write_texts(
         if not path.is_file():
             source = None if prompts is None else _share(prompts, number, wish)
             told = None if progress is None else _shifted(progress, done, wish.num_tokens)
+            if told is not None:
+                told(0, 0)
             made = list(write_samples(engine, tokenizer, source, part, told))
             write_whole(path, partial(save_samples, made))
+            if part_ended is not None:
+                part_ended()
         samples += load_samples(path)
         done += part.num_tokens
     return samples
