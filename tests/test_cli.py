@@ -411,6 +411,35 @@ def test_a_seed_and_a_lossy_rule_are_announced_and_a_lossless_one_is_not():
     assert "LOSSY" not in screen.err
 
 
+def lossy_engine():
+    script = ByteTokenizer().encode_chat([{"role": "user", "content": "sing"}]) + list(RHYME.encode())
+    return toy_engine(drafter=ScriptedDrafter([script], 261), rule="typical", certainty=0.5)
+
+
+def test_a_lossy_rule_shows_how_far_its_law_is_from_the_targets(capsys):
+    # Three likely tokens are drafted and kept, so they are certain where the target gives them one half; one is drawn.
+    said, screen = compared(lossy_engine(), capsys, seed=1, temperature=1.0, max_new_tokens=4)
+    assert said["speculative"]["distance"] == pytest.approx(3 * 0.5 / 4, abs=1e-5)
+    (row,) = (line for line in screen.err.splitlines() if "distance from the target's law" in line)
+    assert " ".join(row.split()) == "distance from the target's law 0.375 per token (total variation) -"
+    assert "Distance: total variation" in screen.err
+
+
+def test_a_conversation_with_a_lossy_rule_shows_the_distance():
+    screen = Shown()
+    chat = Chat(lossy_engine(), screen, {"seed": 1, "temperature": 1.0, "max_new_tokens": 4}, [])
+    chat.take("sing")
+    chat.take("/stats")
+    assert "distance from the target's law" in screen.err
+
+
+def test_a_lossless_rule_shows_no_distance():
+    screen = Shown()
+    answer(toy_engine(), screen, {"prompt": "sing"})
+    assert "acceptance length" in screen.err
+    assert "distance" not in screen.err.lower()
+
+
 @pytest.mark.filterwarnings("ignore::outrider.errors.DrafterWarning")
 def test_a_broken_drafter_is_reported_and_the_text_is_right():
     screen = Shown()
@@ -473,6 +502,7 @@ SPECULATIVE_KEYS = {
     "num_draft_tokens",
     "num_accepted_tokens",
     "mean_acceptance_length",
+    "distance",
     "acceptance_by_position",
     "seconds",
 }
@@ -496,6 +526,7 @@ def test_a_compared_run_of_the_command_prints_one_object_with_exactly_these_keys
     assert said["speedup"] == said["tokens_per_second"] / said["plain"]["tokens_per_second"]
     spec = said["speculative"]
     assert (spec["drafter"], spec["rule"], spec["lossless"]) == ("ngram", "point-mass", True)
+    assert spec["distance"] is None
     num_next = len(said["token_ids"]) - spec["num_accepted_tokens"]
     assert num_next in (spec["num_rounds"], spec["num_rounds"] - 1)  # the last round may end in the draft
     assert spec["mean_acceptance_length"] == len(said["token_ids"]) / spec["num_rounds"]

@@ -79,12 +79,14 @@ class Verdict:
         next_token: the token the target adds after the accepted ones.
         acceptance: [m] for the trace: the probability with which each examined node was accepted.
         rule: name of the rule that decided, where one rule chose another; "" for the one that was asked.
+        distance: per new token, `next_token` last, the total variation of its law from the target's; () if lossless.
     """
 
     path: tuple[int, ...]
     next_token: int
     acceptance: tuple[float, ...] = ()
     rule: str = ""
+    distance: tuple[float, ...] = ()
 
 
 class Rule(Protocol):

@@ -193,9 +193,8 @@ class Engine:
         self._guard.read(sequence, None if output.hidden is None else output.hidden[0])
 
     def _propose(self, ready: list[Sequence]) -> tuple[list[Draft], list[str | None]]:
-        wanted = self.pace.budgets(ready)
         most = INVARIANT_WIDTH - 1 if self.invariant else self.context_length
-        budgets = [min(k, most, self._room(s) - 1) for k, s in zip(wanted, ready, strict=True)]
+        budgets = [min(k, most, self._room(s) - 1) for k, s in zip(self.pace.budgets(ready), ready, strict=True)]
         return self._guard.proposals(ready, budgets)
 
     def _forward(self, ready: list[Sequence], drafts: list[Draft]) -> list[Output]:
@@ -232,9 +231,9 @@ class Engine:
         assert reason is not None or self.cache.lengths[sequence.slot] == len(sequence.tokens) - 1
         if reason is not None:
             self._release(sequence)
-        accepted, ids, logprobs = min(len(verdict.path), len(kept)), tuple(kept), logprobs[: len(kept)]
-        report = replace(report, token_ids=ids, num_accepted=accepted, finish_reason=reason)
-        return replace(report, logprobs=logprobs, pieces=tuple(pieces), rule=verdict.rule or self.rule.name)
+        n, rule = len(kept), verdict.rule or self.rule.name
+        report = replace(report, token_ids=tuple(kept), num_accepted=min(len(verdict.path), n), finish_reason=reason)
+        return replace(report, logprobs=logprobs[:n], pieces=tuple(pieces), rule=rule, distance=verdict.distance[:n])
 
     def _cut(self, sequence: Sequence, tokens: list[int]) -> tuple[list[int], FinishReason | None, list[str]]:
         """The tokens up to the first that ends the sequence, why it ends, and each token's text."""

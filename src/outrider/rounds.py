@@ -62,6 +62,7 @@ class Round:
         rule: name of the rule that decided.
         error: what went wrong if `finish_reason` is "error".
         pieces: per emitted token the text that became final with it; () without a text stream.
+        distance: per emitted token, as in `core.Verdict`.
     """
 
     sequence: Sequence
@@ -76,6 +77,7 @@ class Round:
     pieces: tuple[str, ...] = ()
     depth: int = 0
     rule: str = ""
+    distance: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

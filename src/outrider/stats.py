@@ -42,6 +42,10 @@ class Stats:
         num_broken_drafts: proposals that were thrown away.
         broken_draft: why the first of them was, or None.
         acceptance: by position.
+        distance: of the emitted tokens' laws from the target's, as the rule measured it: total variation in [0, 1] at
+            each token, given those before it, on average per token. None if lossless. Times `num_new_tokens` it bounds,
+            on average over texts, the total variation between the laws of whole texts: one token's law after another
+            is put in the place of the target's, and none of these steps moves the text's law by more than its own.
         seconds: wall time of the rounds by part.
         prefill_seconds: wall time of the prompt.
     """
@@ -58,6 +62,7 @@ class Stats:
     num_broken_drafts: int
     broken_draft: str | None
     acceptance: tuple[PositionAcceptance, ...]
+    distance: float | None
     seconds: Seconds
     prefill_seconds: float
 
@@ -101,6 +106,7 @@ def collect(
     rounds = list(rounds)
     used = sorted({r.rule for r in rounds if r.rule and r.num_drafted > 0})
     broken = [r.broken for r in rounds if r.broken is not None]
+    distances = [distance for r in rounds for distance in r.distance]
     return Stats(
         drafter,
         note,
@@ -114,6 +120,7 @@ def collect(
         num_broken_drafts=len(broken),
         broken_draft=broken[0] if broken else None,
         acceptance=_by_position(rounds),
+        distance=sum(distances) / len(distances) if distances else None,
         seconds=sum((r.seconds for r in rounds), Seconds()),
         prefill_seconds=prefill_seconds,
     )

@@ -195,6 +195,7 @@ def _load(screen: Screen, model: dict[str, Any], request: dict[str, Any], system
     rule, drafter = engine.engine.rule, engine.engine.drafter
     if not rule.lossless:
         screen.warn(f"rule {rule.name} is LOSSY: the text does not have the law of the target.")
+        screen.note("The table at the end has the measured distance between the two.")
     if request.get("temperature", 0) > 0:
         screen.note(f"Seed: {request['seed']}")
     if drafter.name != "none":

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 DEFINITIONS = """Acceptance length: tokens per round, the next token of the target included.
 Accepted up to here: share of the drafts that reach the position. If all before were: share of those among them.
 A drafted tree counts with all its nodes, and reaches as far as its longest path."""
+DISTANCE = "distance from the target's law"
+DISTANCE_DEFINITION = """
+Distance: total variation between the law that a token had under the lossy rule and the target's law there, from 0 (the
+same) to 1, on average per token. The gain is not to be quoted without it."""
 POSITIONS_PER_TABLE = 10
 NOTHING = "-"
 
@@ -26,7 +30,7 @@ def as_json(result: Result, comparison: Comparison | None) -> str:
 
     Args:
         result: of the run; `mean_acceptance_length` counts the target's next token, `acceptance_by_position` is as in
-            `stats.PositionAcceptance`.
+            `stats.PositionAcceptance`; `distance` is null for a lossless rule.
         comparison: with plain decoding, or None; what could not be measured or compared is null.
     """
     stats = result.stats
@@ -51,6 +55,7 @@ def _speculative(stats: Stats) -> dict[str, Any]:
     return {
         **{name: getattr(stats, name) for name in names},
         "mean_acceptance_length": stats.mean_acceptance_length,
+        "distance": stats.distance,
         "acceptance_by_position": [
             {"position": p.position, "cumulative": p.cumulative, "conditional": p.conditional} for p in stats.acceptance
         ],
@@ -68,6 +73,7 @@ ROWS: tuple[tuple[str, Callable[[Stats], str]], ...] = (
     ("drafted", lambda s: str(s.num_draft_tokens)),
     ("accepted", lambda s: f"{s.num_accepted_tokens}{_share(s.acceptance_rate)}"),
     ("acceptance length", lambda s: _number(s.mean_acceptance_length, ".2f")),
+    (DISTANCE, lambda s: NOTHING if s.distance is None else f"{s.distance:.3f} per token (total variation)"),
     ("time: draft", lambda s: _time(s, s.seconds.draft)),
     ("time: target", lambda s: _time(s, s.seconds.target)),
     ("time: verification", lambda s: _time(s, s.seconds.verify)),
@@ -83,7 +89,8 @@ def tables(stats: Stats, plain: Stats | None = None) -> list[Table | str]:
         stats: of the run.
         plain: of plain decoding, shown beside it.
     """
-    return [_summary(stats, plain), *_positions(stats), DEFINITIONS]
+    definitions = DEFINITIONS if stats.lossless else DEFINITIONS + DISTANCE_DEFINITION
+    return [_summary(stats, plain), *_positions(stats), definitions]
 
 
 def _summary(stats: Stats, plain: Stats | None) -> Table:
@@ -92,6 +99,8 @@ def _summary(stats: Stats, plain: Stats | None) -> Table:
     for heading in ("", "speculative", "plain")[: len(columns) + 1]:
         table.add_column(heading)
     for label, show in ROWS:
+        if label == DISTANCE and stats.lossless:
+            continue
         table.add_row(label, *(show(column) for column in columns))
     return table
 

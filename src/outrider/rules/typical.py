@@ -20,6 +20,7 @@ class TypicalRule:
 
     Source: Cai et al., Medusa (2401.10774), with the settings of its published evaluation. For a one-hot q (greedy) it
     keeps precisely the target's token. `Verdict.acceptance` holds the outcomes, 1.0 or 0.0: no coin is thrown.
+    `Verdict.distance` holds `distance_from_target` of each place, and 0 behind the last drafted token.
 
     Args:
         epsilon: in (0, 1): a token this likely is always kept.
@@ -50,14 +51,40 @@ class TypicalRule:
             InvalidOption: if the draft is not a chain.
         """
         check_chain(self, draft)
-        kept = 0
-        while kept < len(draft) and target_probs.item(kept, draft.tokens[kept]) > self.threshold(target_probs[kept]):
-            kept += 1
-        outcomes = (1.0,) * kept + (0.0,) * (kept < len(draft))
-        return Verdict(tuple(range(kept)), coins.categorical(target_probs[kept], position + kept), outcomes)
+        outcomes, distances = list[float](), list[float]()
+        for node, token in enumerate(draft.tokens):
+            target_row = target_probs[node].astype(np.float64)
+            keeps = target_row > self.threshold(target_row)
+            outcomes.append(float(keeps[token]))
+            distances.append(distance_from_target(token, draft.law(node), target_row, keeps))
+            if not keeps[token]:
+                break
+        else:
+            distances.append(0.0)
+        kept = int(sum(outcomes))
+        next_token = coins.categorical(target_probs[kept], position + kept)
+        return Verdict(tuple(range(kept)), next_token, tuple(outcomes), distance=tuple(distances))
 
     def threshold(self, target_row: Law) -> float:
         """The probability that a token must exceed where the target's law is `target_row` [V]."""
         probs = target_row.astype(np.float64)
         entropy = -float((probs * np.log(np.where(probs > 0, probs, 1))).sum())
         return min(self.epsilon, self.delta * float(np.exp(-entropy)))
+
+
+def distance_from_target(token: int, draft_row: Law | None, target_row: Law, keeps: Law) -> float:
+    """Total variation between the target's law q of a token and its law under the rule, in [0, 1], exact.
+
+    A token is drawn from p and emitted if it is kept, else one is drawn from q. With K the tokens that are kept, that
+    is the law o(y) = p(y) [y in K] + (1 - p(K)) q(y), so that o(y) - q(y) = p(y) [y in K] - p(K) q(y).
+
+    Args:
+        token: that was drafted.
+        draft_row: [V] p, or None if the token was not drawn: p is then certain of it.
+        target_row: [V] q, float64.
+        keeps: [V] bool, true in K.
+    """
+    if draft_row is None:
+        return 1 - float(target_row[token]) if keeps[token] else 0.0
+    kept = np.where(keeps, draft_row.astype(np.float64), 0)
+    return float(abs(kept - kept.sum() * target_row).sum()) / 2
