@@ -21,15 +21,19 @@ from outrider.errors import InvalidOption
 from outrider.models.opening import open_model
 from outrider.planning.pace import FixedPace
 from outrider.rules import choose_rule
-from outrider.training import budget, curve
+from outrider.training import budget, command, curve
 from outrider.training.budget import tokens_within
-from outrider.training.command import run
-from outrider.training.eagle_kind import Eagle3
+from outrider.training.command import command_line, run
+from outrider.training.distill import Distill
+from outrider.training.eagle import Recipe
+from outrider.training.eagle_kind import Eagle1, Eagle3
 from outrider.training.kind import Setting
 from outrider.training.medusa import Medusa
 from outrider.training.memory import _Counter, batch_within, slots_within
-from outrider.training.run import Options, identity
+from outrider.training.run import NUM_STEPS, NUM_TOKENS, Options, identity
 from outrider.training.texts import opening
+from outrider.training.typed import RANGES, allowed
+from outrider.training.typed import typed as typed_name
 from outrider.training.work import prepare
 from training_runs import HIDDEN_SIZE, toy_target
 
@@ -89,6 +93,14 @@ def refused(out, *arguments):
         (("eagle3", "--threads", "0"), "threads is 0; allowed: a whole number, 1 or more"),
         (("eagle3", "--target", "nothing-here"), "There is no model 'nothing-here'"),
         (("eagle3", "--resume"), "a folder in which a training was begun"),
+        (("eagle1", "--learning-rate", "0"), "--learning-rate is 0.0; allowed: above 0 to 1"),
+        (("medusa", "--learning-rate", "1.5"), "--learning-rate is 1.5; allowed: above 0 to 1"),
+        (("distill", "--learning-rate", "nan", "--layers", "2"), "--learning-rate is nan; allowed: above 0 to 1"),
+        (("medusa", "--batch-tokens", "63"), "--batch-tokens is 63; allowed: 64 to"),
+        (("eagle1", "--unroll", "0"), "--unroll is 0; allowed: 1 to 8"),
+        (("eagle3", "--unroll", "9"), "--unroll is 9; allowed: 1 to 8"),
+        (("eagle3", "--layers", "2,x"), "--layers is '2,x'; allowed: whole numbers, such as 2,15,27"),
+        (("medusa", "--device", "tpu"), "--device is 'tpu'; allowed: cpu, cuda"),
     ],
 )
 def test_what_can_be_refused_without_a_target_is(arguments, message, tmp_path):
@@ -98,7 +110,11 @@ def test_what_can_be_refused_without_a_target_is(arguments, message, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("eagle3", "--draft-vocabulary", "4"), "--draft-vocabulary is 4; allowed: 16 or more"),
+        (("eagle3", "--draft-vocabulary", "4"), "--draft-vocabulary is 4; allowed: 16 to "),
+        (("eagle3", "--draft-vocabulary", "100000"), "--draft-vocabulary is 100000; allowed: 16 to "),
+        (("eagle3", "--layers", "0,5"), "--layers is '0,5'; allowed: 1 to 8 different ids from 0 to 4"),
+        (("eagle3", "--layers", "-1,2"), "--layers is '-1,2'; allowed: 1 to 8 different ids from 0 to 4"),
+        (("eagle3", "--layers", "2,2"), "--layers is '2,2'; allowed: 1 to 8 different ids from 0 to 4"),
         (("medusa", "--heads", "17"), "--heads is 17; allowed: 1 to 16"),
         (("distill",), "either --layers N or --draft ID"),
         (("distill", "--layers", "4"), "--layers is 4; allowed: 2 to 3"),
@@ -159,7 +175,68 @@ def test_resuming_with_other_options_is_refused_by_name(target, tmp_path):
     begun = Options(str(target), num_tokens=1000, steps=4, precision="float32")
     prepare(out, identity(Medusa(), begun), resume=False)
     message = refused(out, "medusa", "--target", target, *SMALL[:-1], "5", "--heads", "3", "--resume")
-    assert "These differ: num_heads was 4, is 3, steps was 4, is 5" in message
+    assert "These differ: heads was 4, is 3, steps was 4, is 5" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--learning-rate", "0.01"), "learning-rate was 0.002, is 0.01"),
+        (("--batch-tokens", "64"), "batch-tokens was 2048, is 64"),
+        (("--unroll", "2"), "unroll was 5, is 2"),
+        (("--layers", "0,2"), "layers was None, is [0, 2]"),
+    ],
+)
+def test_what_a_kind_was_given_is_what_it_must_be_resumed_with(arguments, message, target, tmp_path):
+    out = tmp_path / "out"
+    prepare(out, identity(Eagle3(), Options(str(target), num_tokens=1000, steps=4, precision="float32")), resume=False)
+    assert f"These differ: {message}" in refused(out, "eagle3", "--target", target, *SMALL, *arguments, "--resume")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one here")
+def test_a_device_that_is_not_there_is_refused_by_name(target, tmp_path):
+    message = refused(tmp_path / "out", "medusa", "--target", target, *SMALL, "--device", "cuda")
+    assert "--device is 'cuda'; allowed: cpu, or a device this torch can use" in message
+
+
+DEFAULTS = {"eagle3": Eagle3(), "eagle1": Eagle1(), "medusa": Medusa(), "distill": Distill(layers=2)}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_help_tells_ranges_and_defaults(name):
+    found = CliRunner().invoke(app, ["train", name, "--help"], env={"COLUMNS": "400", "TERM": "dumb"})
+    lines = {line.split()[1]: line for line in found.stdout.splitlines() if line.startswith("│    --")}
+    lines |= {line.split()[2]: line for line in found.stdout.splitlines() if line.startswith("│ *  --")}
+    kind = {each: getattr(DEFAULTS[name], each, None) for each in ("learning_rate", "tokens_per_batch", "num_heads")}
+    kind["recipe.steps"] = getattr(getattr(DEFAULTS[name], "recipe", None), "steps", None)
+    defaults = {**kind, "num_tokens": f"{NUM_TOKENS:,}, or", "steps": f"{NUM_STEPS:,}, or", "seed": 0, "memory": "no"}
+    for field in RANGES:
+        line = lines.get(f"--{typed_name(field)}")
+        assert (line is None) == (field in kind and kind[field] is None)
+        if line is not None:
+            assert allowed(field) in line
+            assert field == "minutes" or f"[default: ({defaults[field]}" in line
+    if name == "eagle3":
+        assert f"({Eagle3().draft_vocab_size})" in lines["--draft-vocabulary"]
+        assert {"--layers", "--device"} <= lines.keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        (Eagle3(), ""),
+        (Eagle3(64, layers=(0, 2), recipe=Recipe(3)), "--draft-vocabulary 64 --layers 0,2 --unroll 3"),
+        (Eagle1(learning_rate=0.01, tokens_per_batch=512), "--learning-rate 0.01 --batch-tokens 512"),
+        (Medusa(2, "ce", own_output=True), "--heads 2 --loss ce --own-output"),
+    ],
+)
+def test_the_command_of_a_card_makes_the_same_training_again(kind, wanted, target, monkeypatch):
+    asked, made = Options(str(target), seed=3), []
+    line = command_line(kind, asked)
+    assert line == f"outrider train {kind.command} --out FOLDER --target {target} --seed 3 {wanted}".rstrip()
+    monkeypatch.setattr(command, "run", lambda *given, **_: made.extend(given) or "made")
+    assert typed(*line.split()[2:]).exit_code == 0
+    assert made[:2] == [kind, asked]
 
 
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(target, tmp_path):

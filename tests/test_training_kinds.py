@@ -293,7 +293,12 @@ def test_options_of_a_kind_that_cannot_be_are_refused(setting, tmp_path):
     for kind, message in {
         Medusa(0): r"heads is 0; allowed: 1 to 16",
         Medusa(loss="tv"): r"loss is 'tv'; allowed: kl, ce",
-        Eagle3(4): r"draft_vocabulary is 4; allowed: 16 or more",
+        Eagle3(4): r"draft-vocabulary is 4; allowed: 16 to",
+        Eagle3(10**5): r"draft-vocabulary is 100000; allowed: 16 to",
+        Eagle3(recipe=Recipe(9)): r"unroll is 9; allowed: 1 to 8",
+        Eagle1(recipe=Recipe(0)): r"unroll is 0; allowed: 1 to 8",
+        Eagle3(layers=()): r"layers is ''; allowed: 1 to 8 different ids from 0 to 4",
+        Eagle3(layers=(1, 5)): r"layers is '1,5'; allowed: 1 to 8 different ids from 0 to 4",
         Distill(): r"either --layers N or --draft ID",
         Distill(draft="x", layers=2): r"either --layers N or --draft ID",
         Distill(layers=1): r"layers is 1; allowed: 2 to 3",
@@ -302,6 +307,22 @@ def test_options_of_a_kind_that_cannot_be_are_refused(setting, tmp_path):
     }.items():
         with pytest.raises(InvalidOption, match=message):
             kind.check(setting)
+
+
+def test_a_target_of_fewer_tokens_than_usual_has_them_all_drafted(setting):
+    kind, there = Eagle3(), setting.checkpoint.config.vocab_size
+    kind.check(setting)
+    assert kind.draft_vocab_size > there
+    assert kind.begin(setting, ()).stored().config.draft_vocab_size == there
+
+
+@pytest.mark.parametrize("layers", [(0, 1, 3), (4, 0), (3,)])
+def test_a_head_reads_the_layers_that_it_was_asked_to_read(layers, setting, tmp_path):
+    kind = Eagle3(64, layers=layers)
+    kind.check(setting)
+    assert kind.feature_layers(setting) == layers
+    kind.begin(setting, ()).write(tmp_path / "head")
+    assert read_head(tmp_path / "head", NUM_LAYERS).config.feature_layers == layers
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused(setting):

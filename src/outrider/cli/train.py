@@ -15,6 +15,7 @@ from outrider.cli.leaving import leaving_cleanly
 from outrider.cli.progress import watching
 from outrider.cli.screen import open_screen
 from outrider.errors import InvalidOption
+from outrider.training.typed import FEWEST_DRAFTED, MOST_LAYERS, allowed, typed
 
 if TYPE_CHECKING:
     from outrider.training.kind import Kind
@@ -26,24 +27,54 @@ def _option(text: str, metavar: str, default: str | bool = False) -> Any:
     return typer.Option(help=text, metavar=metavar, show_default=default)
 
 
+def _ranged(text: str, field: str, metavar: str, default: str | bool = False) -> Any:
+    """An option whose range stands where its text has {}."""
+    return _option(text.format(allowed(field)), metavar, default)
+
+
 Out = Annotated[str, _option("A folder for the result; new or empty.", "FOLDER")]
 Target = Annotated[str, _option("A folder, a .gguf file, a Hugging Face id or smollm2.", "ID", True)]
 Minutes = Annotated[
-    str | None, _option("About how long all of it may take: tokens and steps follow from what is measured.", "M")
+    str | None,
+    _ranged("About how long all of it may take: {}; tokens and steps follow from what is measured.", "minutes", "M"),
 ]
-Tokens = Annotated[str | None, _option("Tokens that the target writes.", "N", "400,000, or by --minutes")]
-Steps = Annotated[str | None, _option("Steps of the optimiser.", "N", "800, or by --minutes")]
-Memory = Annotated[str | None, _option("Most memory to use, in GB; the batch follows from it.", "GB", "no bound")]
+Tokens = Annotated[
+    str | None, _ranged("Tokens that the target writes: {}.", "num_tokens", "N", "400,000, or by --minutes")
+]
+Steps = Annotated[str | None, _ranged("Steps of the optimiser: {}.", "steps", "N", "800, or by --minutes")]
+Memory = Annotated[
+    str | None, _ranged("Most memory to use, in GB: {}; the batch follows from it.", "memory", "GB", "no bound")
+]
 Data = Annotated[
     str | None,
     _option('JSONL of {"prompt": text} or {"messages": [...]}; without it the target writes the prompts too.', "FILE"),
 ]
-Seed = Annotated[str | None, _option("Of everything that is drawn.", "N", "0")]
+Seed = Annotated[str | None, _ranged("Of everything that is drawn: {}.", "seed", "N", "0")]
+Device = Annotated[str | None, _option("Where all is computed: cpu, cuda.", "NAME", "cpu")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder; same options.")]
 DraftVocabulary = Annotated[
-    str | None, _option("Tokens that the head can draft: those that the target writes most.", "N", "8192")
+    str | None,
+    _option(
+        f"Tokens that the head can draft, those that the target writes most: {FEWEST_DRAFTED} to all of them.",
+        "N",
+        "8192",
+    ),
 ]
-Heads = Annotated[str | None, _option("How many tokens are guessed, 1 to 16.", "K", "4")]
+Unroll = Annotated[
+    str | None,
+    _ranged("How often in a row it runs on its own output as it learns: {}.", "recipe.steps", "N", "5"),
+]
+HeadLayers = Annotated[
+    str | None,
+    typer.Option(
+        "--layers",
+        help=f"Ids of the target's states that the head reads, 1 to {MOST_LAYERS} of them: 0 is the embedding, then "
+        "one per layer.",
+        metavar="I,J,...",
+        show_default="2, half of the layers, the last but 3",
+    ),
+]
+Heads = Annotated[str | None, _ranged("How many tokens are guessed: {}.", "num_heads", "K", "4")]
 OwnOutput = Annotated[
     bool, typer.Option("--own-output", help="Train an output matrix per head; else all use the target's.")
 ]
@@ -51,6 +82,15 @@ HeadLoss = Annotated[str | None, _option("kl: to the target's law; ce: cross-ent
 Draft = Annotated[str | None, _option("A model to go on from, with the target's vocabulary; as --target.", "ID")]
 Layers = Annotated[str | None, _option("Cut the target: so many layers, the first, the last and some between.", "N")]
 DraftLoss = Annotated[str | None, _option("kl, reverse-kl, tv, hybrid.", "NAME", "hybrid")]
+
+RATE = ("Of the optimiser at its highest: {}.", "learning_rate", "X")
+BATCH = ("Tokens of a step, padding included: {}.", "tokens_per_batch", "N")
+EagleRate = Annotated[str | None, _ranged(*RATE, "0.002")]
+EagleBatch = Annotated[str | None, _ranged(*BATCH, "2048")]
+MedusaRate = Annotated[str | None, _ranged(*RATE, "0.001")]
+MedusaBatch = Annotated[str | None, _ranged(*BATCH, "1024")]
+DraftRate = Annotated[str | None, _ranged(*RATE, "0.0005")]
+DraftBatch = Annotated[str | None, _ranged(*BATCH, "2048")]
 
 
 @train.command()
@@ -63,17 +103,23 @@ def eagle3(
     memory: Memory = None,
     data: Data = None,
     draft_vocabulary: DraftVocabulary = None,
+    feature_layers: HeadLayers = None,
+    unroll: Unroll = None,
+    learning_rate: EagleRate = None,
+    batch_tokens: EagleBatch = None,
     seed: Seed = None,
     precision: o.Precision = None,
+    device: Device = None,
     threads: o.Threads = None,
     resume: Resume = False,
 ) -> None:
-    """An EAGLE-3 head: one layer that reads three of the target's states."""
+    """An EAGLE-3 head: one layer that reads three of the target's states, or as many as --layers names."""
 
     def kind(numbers: dict[str, Any]) -> Kind:
         from outrider.training.eagle_kind import Eagle3
 
-        return Eagle3(**_given(draft_vocab_size=numbers.get("draft_vocabulary")))
+        options = _given(draft_vocab_size=numbers.get("draft_vocabulary"), layers=_layer_ids(feature_layers))
+        return Eagle3(**options, **_recipe(numbers), **_pace(numbers))
 
     _train(kind, locals())
 
@@ -87,8 +133,12 @@ def eagle1(
     steps: Steps = None,
     memory: Memory = None,
     data: Data = None,
+    unroll: Unroll = None,
+    learning_rate: EagleRate = None,
+    batch_tokens: EagleBatch = None,
     seed: Seed = None,
     precision: o.Precision = None,
+    device: Device = None,
     threads: o.Threads = None,
     resume: Resume = False,
 ) -> None:
@@ -97,7 +147,7 @@ def eagle1(
     def kind(numbers: dict[str, Any]) -> Kind:
         from outrider.training.eagle_kind import Eagle1
 
-        return Eagle1()
+        return Eagle1(**_recipe(numbers), **_pace(numbers))
 
     _train(kind, locals())
 
@@ -114,8 +164,11 @@ def medusa(
     steps: Steps = None,
     memory: Memory = None,
     data: Data = None,
+    learning_rate: MedusaRate = None,
+    batch_tokens: MedusaBatch = None,
     seed: Seed = None,
     precision: o.Precision = None,
+    device: Device = None,
     threads: o.Threads = None,
     resume: Resume = False,
 ) -> None:
@@ -124,7 +177,8 @@ def medusa(
     def kind(numbers: dict[str, Any]) -> Kind:
         from outrider.training.medusa import Medusa
 
-        return Medusa(**_given(num_heads=numbers.get("heads"), loss=loss), own_output=own_output)
+        options = _given(num_heads=numbers.get("heads"), loss=loss)
+        return Medusa(**options, own_output=own_output, **_pace(numbers))
 
     _train(kind, locals())
 
@@ -141,8 +195,11 @@ def distill(
     steps: Steps = None,
     memory: Memory = None,
     data: Data = None,
+    learning_rate: DraftRate = None,
+    batch_tokens: DraftBatch = None,
     seed: Seed = None,
     precision: o.Precision = None,
+    device: Device = None,
     threads: o.Threads = None,
     resume: Resume = False,
 ) -> None:
@@ -151,16 +208,15 @@ def distill(
     def kind(numbers: dict[str, Any]) -> Kind:
         from outrider.training.distill import Distill
 
-        return Distill(**_given(draft=draft, layers=numbers.get("layers"), loss=loss))
+        return Distill(**_given(draft=draft, layers=numbers.get("layers"), loss=loss), **_pace(numbers))
 
     _train(kind, locals())
 
 
 # ---------------------------------------------------------------- steps of the commands
 
-WHOLE = ("tokens", "steps", "seed", "draft_vocabulary", "heads", "layers")
-REAL = ("minutes", "memory")
-TYPED = {"draft_vocab_size": "draft_vocabulary", "curve": "the curve"}
+WHOLE = ("tokens", "steps", "seed", "draft_vocabulary", "unroll", "heads", "layers", "batch_tokens")
+REAL = ("minutes", "memory", "learning_rate")
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -185,8 +241,32 @@ def _numbers(given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _layer_ids(text: str | None) -> tuple[int, ...] | None:
+    """The ids of --layers.
+
+    Raises:
+        InvalidOption: something else where a number belongs.
+    """
+    try:
+        return None if text is None else tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise InvalidOption("layers", text, "whole numbers, such as 2,15,27") from error
+
+
+def _recipe(numbers: dict[str, Any]) -> dict[str, Any]:
+    """What an EAGLE kind is given of its recipe."""
+    from outrider.training.eagle import Recipe
+
+    return {"recipe": Recipe(numbers["unroll"])} if "unroll" in numbers else {}
+
+
+def _pace(numbers: dict[str, Any]) -> dict[str, Any]:
+    """What any kind is given of the optimiser's steps."""
+    return _given(learning_rate=numbers.get("learning_rate"), tokens_per_batch=numbers.get("batch_tokens"))
+
+
 def _typed(name: str) -> str:
-    return name if " " in TYPED.get(name, name) else "--" + TYPED.get(name, name).replace("_", "-")
+    return "the curve" if name == "curve" else "--" + typed(name)
 
 
 def _train(kind: Callable[[dict[str, Any]], Kind], given: dict[str, Any]) -> None:
@@ -202,7 +282,8 @@ def _train(kind: Callable[[dict[str, Any]], Kind], given: dict[str, Any]) -> Non
             torch.set_num_threads(others["threads"])
         options = Options(
             given["target"],
-            **_given(num_tokens=numbers.get("tokens"), precision=others.get("precision"), data=given["data"]),
+            **_given(num_tokens=numbers.get("tokens"), precision=others.get("precision")),
+            **_given(data=given["data"], device=given["device"]),
             **{name: numbers[name] for name in ("steps", "minutes", "memory", "seed") if name in numbers},
         )
         with watching() as watcher:

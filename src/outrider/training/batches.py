@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -28,6 +28,10 @@ class Batch:
     last: torch.Tensor
     log_norms: torch.Tensor
     counts: torch.Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same, on a device."""
+        return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 class Batches:

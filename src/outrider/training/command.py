@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,25 +14,19 @@ from typing import Any
 import torch
 
 from outrider.errors import InvalidOption
-from outrider.loading import check_options
+from outrider.loading import check_options, torch_device
 from outrider.models.opening import Progress, open_model
 from outrider.training.curve import check_drawing, draw
 from outrider.training.kind import Kind, Setting
 from outrider.training.run import Noted, Options, Told, Trained, identity, order, train
 from outrider.training.spent import Spent
 from outrider.training.trainer import CURVE, best_of, read_kept, write_whole
+from outrider.training.typed import RANGES, check_range, typed
 from outrider.training.work import check_out, prepare
 
 CARD = "card.json"
 
-RANGES = {
-    "steps": (1, 10**7),
-    "num_tokens": (1000, 10**10),
-    "seed": (0, 2**31 - 1),
-    "minutes": (1, 10**5),
-    "memory": (0.5, 10**5),
-}
-"""Smallest and largest of the numbers that are options of all kinds."""
+DEVICES = ("cpu", "cuda")
 
 
 def run(kind: Kind, options: Options, out: Path, *, resume: bool, told: Told, noted: Noted = lambda line: None) -> str:
@@ -53,13 +47,14 @@ def run(kind: Kind, options: Options, out: Path, *, resume: bool, told: Told, no
         KeyboardInterrupt: after Ctrl-C; what was done is kept.
     """
     start = perf_counter()
-    check(options)
+    check(kind, options)
+    device = device_of(options.device)
     check_drawing(out / "curve.png")
     asked = identity(kind, options)
     check_out(out, asked, resume=resume)
     if resume and (out / CARD).is_file():
         return "It is finished already.\n" + report(read_kept(out / CARD), out)
-    opened = open_model(options.target, options.precision, torch.device("cpu"), _loading(told))
+    opened = open_model(options.target, options.precision, device, _loading(told))
     setting = Setting(opened, options.target, options.seed)
     wanted = order(setting, kind, options)
     work = prepare(out, asked, resume=resume)
@@ -73,18 +68,27 @@ def run(kind: Kind, options: Options, out: Path, *, resume: bool, told: Told, no
     return report(card, out)
 
 
-def check(options: Options) -> None:
+def check(kind: Kind, options: Options) -> None:
     """Refuse numbers out of range.
 
     Raises:
         InvalidOption: naming the option.
     """
-    for name, (low, high) in RANGES.items():
-        value = getattr(options, name)
-        if value is not None and not low <= value <= high:
-            typed = {"num_tokens": "tokens"}.get(name, name)
-            raise InvalidOption(typed, value, f"{low:,} to {high:,}")
+    for name, value, _ in (*_flat(options), *_flat(kind)):
+        if name in RANGES and value is not None:
+            check_range(name, value)
     check_options(num_draft_tokens="auto", rule="auto", precision=options.precision, invariant=False)
+
+
+def device_of(name: str) -> torch.device:
+    """The device that a training is to run on.
+
+    Raises:
+        InvalidOption: it is not one of `DEVICES`, or this torch cannot use it.
+    """
+    if name not in DEVICES:
+        raise InvalidOption("device", name, ", ".join(DEVICES))
+    return torch_device(name)
 
 
 def _loading(told: Told) -> Progress:
@@ -126,22 +130,27 @@ def _card(
     }
 
 
-TYPED = {"num_tokens": "tokens", "draft_vocab_size": "draft-vocabulary", "num_heads": "heads"}
-"""Options whose name in the command is another."""
-
-NOT_TYPED = {"max_answer", "max_prompt", "recipe", "looks", "learning_rate", "tokens_per_batch"}
+NOT_TYPED = {"max_answer", "max_prompt", "looks", "recipe.single_share", "recipe.kl_share"}
 
 
 def command_line(kind: Kind, options: Options) -> str:
     """What to type for this training once more, into another folder."""
     parts = ["outrider", "train", kind.command, "--out", "FOLDER"]
-    for each in (options, kind):
-        for field in fields(each):  # type: ignore[arg-type]
-            value = getattr(each, field.name)
-            if value != field.default and field.name not in NOT_TYPED:
-                name = "--" + TYPED.get(field.name, field.name).replace("_", "-")
-                parts += [name] if value is True else [name, shlex.quote(str(value))]
+    for name, value, default in (*_flat(options), *_flat(kind)):
+        if value != default and name not in NOT_TYPED:
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            parts += [f"--{typed(name)}", *([] if value is True else [shlex.quote(shown)])]
     return " ".join(parts)
+
+
+def _flat(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(name, value, default) of all fields; of those within others the name is "outer.inner"."""
+    for field in fields(options):
+        name, value = prefix + field.name, getattr(options, field.name)
+        if is_dataclass(value):
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, value, field.default
 
 
 def report(card: Mapping[str, Any], out: Path) -> str:

@@ -100,7 +100,7 @@ class Student:
         self._setting, self._loss, self._source = setting, loss_of(kind.loss), kind.source(setting)
         self._kept = kind.kept(self._source)
         self._config = replace(self._source.config, num_layers=len(self._kept))
-        self._model = build(self._source, self._kept)
+        self._model = build(self._source, self._kept).to(setting.device)
         for name in FROZEN:
             self._model.get_parameter(name).requires_grad_(False)
         self.parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
@@ -122,8 +122,9 @@ class Student:
 
     def at_work(self, capacity: int) -> AtWork:
         """See `kind.Trainee`; in half precision where that is fast, as `--drafter` will mostly load it."""
-        precision = "float16" if has_packed_half() else "float32"
-        model, target = load_decoder(as_checkpoint(self._model, self._config), precision), self._setting.opened.model
+        device, target = self._setting.device, self._setting.opened.model
+        precision = "float16" if device.type != "cpu" or has_packed_half() else "float32"
+        model = load_decoder(as_checkpoint(self._model, self._config), precision, device=device)
         return AtWork(target, ModelDrafter(model, 1, vocab_size=target.vocab_size, capacity=capacity))
 
     def facts(self, samples: Ordered[Sample]) -> dict[str, Any]:

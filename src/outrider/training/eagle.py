@@ -165,7 +165,7 @@ class EagleTask:
     """The loss of an EAGLE head on a batch.
 
     Args:
-        head: what is trained; its weights become parameters.
+        head: what is trained; its weights become parameters, where the embedding is.
         embedding: [Vt, H] the target's.
         output: the target's output matrix.
         recipe: how.
@@ -174,7 +174,8 @@ class EagleTask:
     def __init__(self, head: StoredHead, embedding: torch.Tensor, output: Output, recipe: Recipe) -> None:
         assert isinstance(head.config, EagleConfig)
         self.config, self.recipe, self._draft_ids = head.config, recipe, head.draft_ids
-        self.parameters = {name: torch.nn.Parameter(w.float().clone()) for name, w in head.weights.items()}
+        placed = {n: w.to(embedding.device, torch.float32, copy=True) for n, w in head.weights.items()}
+        self.parameters = {name: torch.nn.Parameter(weight) for name, weight in placed.items()}
         rows = output.weight if head.draft_ids is None else output.weight[head.draft_ids]
         bias = output.bias if head.draft_ids is None or output.bias is None else output.bias[head.draft_ids]
         self._output = Output(rows.float(), None if bias is None else bias.float())
@@ -192,7 +193,7 @@ class EagleTask:
             progress: part of training that is over, 0 to 1.
         """
         steps = 1 if progress < self.recipe.single_share else self.recipe.steps
-        total, weights = torch.zeros(()), 0.0
+        total, weights = torch.zeros((), device=batch.last.device), 0.0
         for j, states in enumerate(unrolled(self._head, batch.tokens, batch.features, steps)):
             rows, last, log_norms = _counting(batch, states, j)
             outlet = self._head.outlet(states[rows])

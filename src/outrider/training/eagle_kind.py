@@ -17,13 +17,20 @@ from outrider.errors import InvalidOption
 from outrider.training.eagle import EagleTask, Recipe, choose_vocabulary, default_layers, new_head
 from outrider.training.kind import AtWork, Setting
 from outrider.training.texts import Sample
+from outrider.training.typed import FEWEST_DRAFTED, MOST_LAYERS, check_range
+
+DRAFT_VOCABULARY = 8192
+"""Vd where none is asked for."""
 
 
 @dataclass(frozen=True)
 class Eagle1:
     """An EAGLE-1 head, which EAGLE-2 trees use as well: one layer that reads the target's last state.
 
-    Args: see `kind.Kind` and `eagle.Recipe`.
+    Args:
+        recipe: how it is trained.
+        learning_rate: see `kind.Kind`.
+        tokens_per_batch: see `kind.Kind`.
     """
 
     recipe: Recipe = Recipe()  # noqa: RUF009 (frozen)
@@ -37,6 +44,7 @@ class Eagle1:
 
     def check(self, setting: Setting) -> None:
         """See `kind.Kind`."""
+        check_range("recipe.steps", self.recipe.steps)
         assert setting.checkpoint
 
     def feature_layers(self, setting: Setting) -> tuple[int, ...]:
@@ -50,16 +58,19 @@ class Eagle1:
 
 @dataclass(frozen=True)
 class Eagle3:
-    """An EAGLE-3 head: one layer that reads three of the target's states.
+    """An EAGLE-3 head: one layer that reads several of the target's states.
 
     Args:
-        draft_vocab_size: Vd, at most the target's.
+        draft_vocab_size: Vd, at most the target's; by default all of a target that has fewer.
+        layers: ids of the states that it reads, in this order, as `models.decoder.Decoder` counts them; None for
+            `eagle.default_layers`.
         recipe: how it is trained.
         learning_rate: see `kind.Kind`.
         tokens_per_batch: see `kind.Kind`.
     """
 
-    draft_vocab_size: int = 8192
+    draft_vocab_size: int = DRAFT_VOCABULARY
+    layers: tuple[int, ...] | None = None
     recipe: Recipe = Recipe()  # noqa: RUF009 (frozen)
     learning_rate: float = 2e-3
     tokens_per_batch: int = 2048
@@ -71,18 +82,29 @@ class Eagle3:
 
     def check(self, setting: Setting) -> None:
         """See `kind.Kind`."""
-        if self.draft_vocab_size < 16:
-            raise InvalidOption("draft_vocabulary", self.draft_vocab_size, "16 or more")
-        assert setting.checkpoint
+        check_range("recipe.steps", self.recipe.steps)
+        wanted, there = self.draft_vocab_size, setting.checkpoint.config.vocab_size
+        if not FEWEST_DRAFTED <= wanted <= there and wanted != DRAFT_VOCABULARY:
+            raise InvalidOption("draft-vocabulary", wanted, f"{FEWEST_DRAFTED} to {there:,}, what the target has")
+        if self.layers is not None:
+            _check_layers(self.layers, setting.checkpoint.config.num_layers)
 
     def feature_layers(self, setting: Setting) -> tuple[int, ...]:
-        """Of the target's beginning, middle and end."""
-        return default_layers(setting.checkpoint.config.num_layers)
+        """By default of the target's beginning, middle and end."""
+        return default_layers(setting.checkpoint.config.num_layers) if self.layers is None else self.layers
 
     def begin(self, setting: Setting, samples: Iterable[Sample]) -> EagleTrainee:
         """A head made of the target's last layer, for the tokens that the texts use most."""
         stops, vocab_size = setting.opened.tokenizer.stop_ids, setting.checkpoint.config.vocab_size
         return EagleTrainee(self, setting, choose_vocabulary(samples, self.draft_vocab_size, vocab_size, stops))
+
+
+def _check_layers(layers: tuple[int, ...], num_layers: int) -> None:
+    there = all(0 <= layer <= num_layers for layer in layers)
+    if not there or not 1 <= len(layers) <= MOST_LAYERS or len(set(layers)) < len(layers):
+        wanted = f"1 to {MOST_LAYERS} different ids from 0 to {num_layers}"
+        fix = f"0 is the embedding, {num_layers} the last state."
+        raise InvalidOption("layers", ",".join(map(str, layers)), wanted, fix)
 
 
 class EagleTrainee(EagleTask):

@@ -45,10 +45,19 @@ class Setting:
             raise UnsupportedModel("Training needs a target that the native decoder reads.")
         return self.opened.checkpoint
 
+    @property
+    def device(self) -> torch.device:
+        """Where the target is, and all that is trained with it."""
+        model: Any = self.opened.model
+        return torch.device(model.device)
+
     @cached_property
     def matrices(self) -> Matrices:
-        """The target's embedding and output, float32."""
-        return full_matrices(self.opened)
+        """The target's embedding and output, float32, where the target is."""
+        found = full_matrices(self.opened)
+        embedding = found.embedding.to(self.device)
+        output = embedding if found.output is found.embedding else found.output.to(self.device)
+        return Matrices(embedding, output, None if found.bias is None else found.bias.to(self.device))
 
     @property
     def output(self) -> Output:

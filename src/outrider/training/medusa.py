@@ -22,11 +22,10 @@ from outrider.training.batches import Batch
 from outrider.training.kind import AtWork, Setting
 from outrider.training.losses import ROWS, Loss, acceptance, forward_kl, in_parts, in_parts_again, mean_of_texts
 from outrider.training.texts import Sample
+from outrider.training.typed import check_range
 
 HEAD_WEIGHT = 0.8
 """Weight of a head relative to the one before it (2401.10774)."""
-
-MAX_HEADS = 16
 
 LOSSES: dict[str, Callable[..., tuple[Loss, torch.Tensor]]] = {
     "kl": lambda tokens, law: (forward_kl, law()),
@@ -58,8 +57,7 @@ class Medusa:
 
     def check(self, setting: Setting) -> None:
         """See `kind.Kind`."""
-        if not 1 <= self.num_heads <= MAX_HEADS:
-            raise InvalidOption("heads", self.num_heads, f"1 to {MAX_HEADS}")
+        check_range("num_heads", self.num_heads)
         if self.loss not in LOSSES:
             raise InvalidOption("loss", self.loss, ", ".join(LOSSES))
         assert setting.checkpoint
@@ -128,9 +126,10 @@ class MedusaTrainee:
 
     def _fresh(self) -> dict[str, torch.Tensor]:
         hidden, weights = self._config.hidden_size, dict[str, torch.Tensor]()
+        device = self._setting.device
         for k in range(self._kind.num_heads):
-            weights[f"{k}.0.linear.weight"] = torch.zeros(hidden, hidden)
-            weights[f"{k}.0.linear.bias"] = torch.zeros(hidden)
+            weights[f"{k}.0.linear.weight"] = torch.zeros(hidden, hidden, device=device)
+            weights[f"{k}.0.linear.bias"] = torch.zeros(hidden, device=device)
             if self._kind.own_output:
                 weights[f"{k}.1.weight"] = self._output.weight.clone()
         return weights

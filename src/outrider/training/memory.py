@@ -93,7 +93,8 @@ def batch_within(gigabytes: float, setting: Setting, trainee: Trainee, features:
         InvalidOption: the longest text does not fit.
     """
     hidden = setting.checkpoint.config.hidden_size
-    peaks = [_peak_bytes(trainee, _made_up(texts, longest, features, hidden, trainee.room)) for texts in (1, 2)]
+    batches = [_made_up(texts, longest, features, hidden, trainee.room).to(setting.device) for texts in (1, 2)]
+    peaks = [_peak_bytes(trainee, batch) for batch in batches]
     per_token = (peaks[1] - peaks[0]) / longest
     moments = sum(3 * FLOAT * p.numel() for p in trainee.parameters.values())  # gradients are in the peaks
     held = BASE + _target_bytes(setting) + _matrix_bytes(setting) + moments + max(0.0, peaks[0] - per_token * longest)

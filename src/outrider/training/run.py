@@ -56,6 +56,7 @@ class Options:
         data: a JSONL file of prompts, or None.
         looks: how often what was learnt is measured, besides before it begins.
         precision: of the target, whose text and states depend on it.
+        device: "cpu" or "cuda".
     """
 
     target: str
@@ -69,6 +70,7 @@ class Options:
     data: str | None = None
     looks: int = 8
     precision: str = "auto"
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ def train(wanted: Order, work: Path, spent: Spent, told: Told, noted: Noted) -> 
         spent.keep()
         return record
 
-    steps = chosen.get("steps", lambda: _steps(wanted.options, spent, lesson, look))
+    steps = chosen.get("steps", lambda: _steps(wanted, spent, lesson, look))
     records = _trained(wanted, lesson, steps, look_and_tell, work, told)
     sizes = {"steps": steps, "tokens_per_batch": tokens_per_batch, "tokens_written": _written(samples)}
     return Trained(trainee, records, samples, sizes)
@@ -197,7 +199,7 @@ def _trained(
     wanted: Order, lesson: Lesson, steps: int, look: Callable[[int], dict[str, float]], work: Path, told: Told
 ) -> list[dict[str, Any]]:
     """The curve; the best weights are in the lesson."""
-    options, fast = wanted.options, has_fast_bfloat16()
+    options, fast = wanted.options, has_fast_bfloat16(wanted.setting.device)
     muon, every = fast and wanted.kind.muon, -(-steps // options.looks)
     plan = Plan(steps, wanted.kind.learning_rate, every=every, bfloat16=fast, muon=muon)
     trainer = Trainer(lesson, plan, work, {"seed": options.seed})
@@ -239,11 +241,12 @@ def _num_tokens(wanted: Order, slots: int) -> int:
     return tokens_within(options.minutes, _plain_engine(wanted, slots), begun)
 
 
-def _steps(options: Options, spent: Spent, lesson: Lesson, look: Callable[[], object]) -> int:
+def _steps(wanted: Order, spent: Spent, lesson: Lesson, look: Callable[[], object]) -> int:
+    options, fast = wanted.options, has_fast_bfloat16(wanted.setting.device)
     if options.steps is not None or options.minutes is None:
         return options.steps or NUM_STEPS
     left = 60 * options.minutes - spent.keep()
-    return steps_within(left, lesson, look, options.looks, bfloat16=has_fast_bfloat16())
+    return steps_within(left, lesson, look, options.looks, bfloat16=fast)
 
 
 def _states(wanted: Order, parts: dict[str, list[Sample]], folder: Path, told: Told) -> dict[str, States]:
@@ -276,9 +279,11 @@ def _check_disk(needed: int, folder: Path) -> None:
         raise InvalidOption("out", shown, f"a disk with {needed / 1e9:.1f} GB free", "Or write fewer tokens.")
 
 
-def has_fast_bfloat16() -> bool:
-    """Whether products in bfloat16 are faster than in float32 here."""
-    return torch.cuda.is_available() or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Whether products in bfloat16 are faster than in float32 there: on a GPU, from Ampere on."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
 
 
 def _written(samples: list[Sample]) -> int:

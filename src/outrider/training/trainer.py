@@ -199,6 +199,7 @@ class Trainer:
         for name, parameter in self.task.parameters.items():
             parameter.data.copy_(tensors[f"weights.{name}"])
             moments = {key: tensors[f"{key}.{name}"] for key in MOMENTS if f"{key}.{name}" in tensors}
+            moments |= {key: m.to(parameter.device) for key, m in moments.items() if m.ndim}  # counts stay on the CPU
             if moments:  # not before the first step
                 self._optimizer_of(parameter).state[parameter] = moments
 

@@ -29,6 +29,7 @@ from outrider.training.texts import (
     write_samples,
 )
 from outrider.training.trainer import read_kept, write_whole
+from outrider.training.typed import typed
 
 CHOSEN = "chosen"
 """Key of what was measured and chosen, in options.json beside what was asked for."""
@@ -85,8 +86,17 @@ def prepare(out: Path, identity: dict[str, Any], *, resume: bool) -> Path:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> str:
-    names = sorted({*before, *now})
-    return ", ".join(f"{n} was {before.get(n)!r}, is {now.get(n)!r}" for n in names if before.get(n) != now.get(n))
+    was, now = _flat(before), _flat(json.loads(json.dumps(now)))
+    names = [name for name in sorted({*was, *now}) if was.get(name) != now.get(name)]
+    return ", ".join(f"{typed(name)} was {was.get(name)!r}, is {now.get(name)!r}" for name in names)
+
+
+def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Those within others by "outer.inner"."""
+    found = dict[str, Any]()
+    for name, value in options.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
 
 
 def write_texts(
