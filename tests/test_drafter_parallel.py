@@ -264,6 +264,13 @@ def test_sampled_text_has_the_targets_law(kind, tree):
     assert p_of(head_drafter(SMALL, SMALL_HEADS[kind], 8, tree=tree, row_cost=0)) > LIMIT
 
 
+@pytest.mark.parametrize("name", [rule.name for rule in RULES.values() if rule.lossless and rule.name != "auto"])
+def test_medusa_heads_keep_the_law_with_every_exact_rule_at_temperatures_0_and_08(name):
+    rule = choose_rule(name, "sampled")
+    assert p_of(head_drafter(SMALL, SMALL_HEADS["medusa"], 8), rule) > LIMIT
+    assert texts(GREEDY, rule, head_drafter(SMALL, SMALL_HEADS["medusa"], 3))[0] == texts(GREEDY, "auto")[0]
+
+
 class SaysAnotherLaw(HeadDrafter):
     """Planted bug: the law that is handed over is warmer than the one that was drawn from."""
 
