@@ -240,6 +240,8 @@ LAYERS = {
     "swapped, top-level": ({"top": [1, 14, 26]}, 30, "contradict"),
     "swapped, nested": ({"nested": [2, 15, 27]}, 30, "contradict"),
     "swapped, unknown depth": ({"top": [1, 14, 26]}, None, (1, 14, 26)),
+    "both keys, one below the usual": ({"top": [1, 14, 26], "nested": [0, 13, 25]}, 30, (1, 14, 26)),
+    "both keys, one above the usual": ({"top": [3, 16, 28], "nested": [2, 15, 27]}, 30, (3, 16, 28)),
     "both keys alike": ({"top": [1, 2, 4], "nested": [1, 2, 4]}, 4, "contradict"),
     "a layer too many": ({"top": [1, 2, 4]}, 3, "state 4 is not one of a target with 3 layers"),
     "two": ({"top": [1, 2]}, 4, "fc is 3 states wide"),

@@ -49,6 +49,8 @@ def read_layers(folder: HeadFolder, settings: Mapping[str, Any], count: int) -> 
 def _agreed(where: Path, settings: Mapping[str, Any], depth: int | None) -> tuple[int, ...] | None:
     """What all evidence says; None without any."""
     top, nested = _ids(settings, IDS), _ids(record(settings, NESTED), IDS)
+    if top and nested and top == _plus(nested, 1):
+        return top  # told in both ways: nothing to guess, even if they are one off the usual
     readings: dict[tuple[int, ...], str] = {}
     if top:
         readings[top] = "the top-level key"
