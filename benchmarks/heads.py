@@ -2,9 +2,12 @@
 
 All drafters take turns, prompt by prompt. Per kind and temperature: tokens per round over all rounds, and the speed-up,
 which is total tokens over total time against the same of plain decoding; over the open kinds and over all of them too.
+With --typical each drafter, which must draft chains and be no mixture of kinds, runs at temperature 0.8 once more with
+that lossy rule, and the distance of its law from the target's, per token, is quoted beside the gain.
 The last line is one JSON object, which is also written to benchmarks/results/heads.json.
 
     python benchmarks/heads.py eagle:FOLDER suffix+eagle:FOLDER [--prompts 10] [--tokens 96] [--precision float16]
+    python benchmarks/heads.py medusa:FOLDER --typical
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import outrider
 from outrider.stats import Stats
 
 TEMPERATURES = (0.0, 0.8)
+TYPICAL = ", rule typical (LOSSY)"
 
 
 def main() -> None:
@@ -31,13 +35,17 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=10, help="of each kind")
     parser.add_argument("--tokens", type=int, default=96, help="new tokens per run")
     parser.add_argument("--precision", default="float16")
+    parser.add_argument("--typical", action="store_true", help="at temperature 0.8 the lossy rule too")
     parser.add_argument("--out", type=Path, default=RESULTS / "heads.json")
     options = parser.parse_args()
-    names = ["none", *options.drafters]
-    engines = {name: engine(name, options.precision) for name in names}
+    exact = {name: engine(name, options.precision) for name in ("none", *options.drafters)}
+    lossy = {
+        f"{name}{TYPICAL}": engine(name, options.precision, "typical") for name in options.drafters if options.typical
+    }
     found: dict[str, dict[str, dict[str, list[Stats]]]] = {}
     for temperature in TEMPERATURES:
-        kinds = found[f"temperature {temperature}"] = {kind: {name: [] for name in names} for kind in HELD_OUT}
+        engines = exact | lossy if temperature > 0 else exact
+        kinds = found[f"temperature {temperature}"] = {kind: {name: [] for name in engines} for kind in HELD_OUT}
         for place in range(options.prompts):
             for kind, prompts in HELD_OUT.items():
                 for name, each in engines.items():
@@ -53,8 +61,11 @@ def main() -> None:
     print(json.dumps(full))
 
 
-def engine(drafter: str, precision: str) -> outrider.generation.TextEngine:
-    return outrider.load("smollm2", drafter=drafter, precision=precision, slots=1, context_length=1024)
+def engine(drafter: str, precision: str, rule: str = "auto") -> outrider.generation.TextEngine:
+    lossy = rule == "typical"
+    return outrider.load(
+        "smollm2", drafter=drafter, precision=precision, slots=1, context_length=1024, rule=rule, allow_lossy=lossy
+    )
 
 
 def summary(kinds: dict[str, dict[str, list[Stats]]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -73,10 +84,12 @@ def summary(kinds: dict[str, dict[str, list[Stats]]]) -> dict[str, dict[str, dic
 
 def figures(stats: list[Stats], plain: list[Stats]) -> dict[str, float]:
     tokens, rounds = sum(s.num_new_tokens for s in stats), sum(s.num_rounds for s in stats)
+    distances = [s.distance * s.num_new_tokens for s in stats if s.distance is not None]
     return {
         "acceptance_length": tokens / rounds,
         "speedup": speed(stats) / speed(plain),
         "drafting": sum(s.seconds.draft for s in stats) / sum(s.seconds.total for s in stats),
+        **({"distance": sum(distances) / tokens} if distances else {}),
     }
 
 
@@ -89,11 +102,15 @@ def speed(stats: Iterable[Stats]) -> float:
 def show(report: dict[str, Any]) -> None:
     for temperature, drafters in report.items():
         groups = list(next(iter(drafters.values())))
-        print(f"\n{temperature}: tokens per round, speed-up\n")
+        print(f"\n{temperature}: tokens per round, speed-up (and a lossy rule's distance from the target's law)\n")
         print("| drafter | " + " | ".join(groups) + " |\n|---|" + "---|" * len(groups))
         for name, found in drafters.items():
-            cells = (f"{found[g]['acceptance_length']:.2f}, {found[g]['speedup']:.2f}x" for g in groups)
-            print(f"| {name} | " + " | ".join(cells) + " |")
+            print(f"| {name} | " + " | ".join(cell(found[g]) for g in groups) + " |")
+
+
+def cell(found: dict[str, float]) -> str:
+    gain = f"{found['acceptance_length']:.2f}, {found['speedup']:.2f}x"
+    return f"{gain}, distance {found['distance']:.3f}" if "distance" in found else gain
 
 
 if __name__ == "__main__":

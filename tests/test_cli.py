@@ -421,7 +421,7 @@ def test_a_lossy_rule_shows_how_far_its_law_is_from_the_targets(capsys):
     said, screen = compared(lossy_engine(), capsys, seed=1, temperature=1.0, max_new_tokens=4)
     assert said["speculative"]["distance"] == pytest.approx(3 * 0.5 / 4, abs=1e-5)
     (row,) = (line for line in screen.err.splitlines() if "distance from the target's law" in line)
-    assert " ".join(row.split()) == "distance from the target's law 0.375 per token (total variation) -"
+    assert " ".join(row.split()) == "distance from the target's law 0.375 per token -"
     assert "Distance: total variation" in screen.err
 
 

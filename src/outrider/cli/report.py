@@ -73,7 +73,7 @@ ROWS: tuple[tuple[str, Callable[[Stats], str]], ...] = (
     ("drafted", lambda s: str(s.num_draft_tokens)),
     ("accepted", lambda s: f"{s.num_accepted_tokens}{_share(s.acceptance_rate)}"),
     ("acceptance length", lambda s: _number(s.mean_acceptance_length, ".2f")),
-    (DISTANCE, lambda s: NOTHING if s.distance is None else f"{s.distance:.3f} per token (total variation)"),
+    (DISTANCE, lambda s: NOTHING if s.distance is None else f"{s.distance:.3f} per token"),
     ("time: draft", lambda s: _time(s, s.seconds.draft)),
     ("time: target", lambda s: _time(s, s.seconds.target)),
     ("time: verification", lambda s: _time(s, s.seconds.verify)),
