@@ -846,7 +846,8 @@ def test_the_chat_command_answers_the_lines_of_a_pipe():
         stdin="Hi!\n/stats\nBye!\r\n/exit\nnever read\n",
     )
     assert result.exit_code == 0, result.stderr
-    assert len(result.stdout.splitlines()) == 2
+    assert len(result.stdout.splitlines()) >= 2  # an answer may have several lines
+    assert "never read" not in result.stdout
     assert result.stderr.count("acceptance length") == 2
     assert re.search(r"^Seed: \d+$", result.stderr, re.MULTILINE)
 
