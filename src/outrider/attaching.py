@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from outrider.drafters.parallel import MedusaFeeder, MlpFeeder
 from outrider.errors import InvalidOption, VocabularyMismatch
 from outrider.models.decoder import Decoder
 from outrider.models.linear import Dense, PackedHalf, has_packed_half
+from outrider.models.locate import locate_head
 from outrider.models.opening import Opened, hidden_size_of, num_layers_of, shared_matrices
 
 KINDS: dict[str, type[HeadConfig]] = {"eagle": EagleConfig, "medusa": MedusaConfig, "mlp": MlpConfig}
@@ -38,7 +38,7 @@ def open_head(choices: tuple[Choice, ...], opened: Opened) -> StoredHead | None:
     choice = next((choice for choice in choices if choice.entry.is_head), None)
     if choice is None:
         return None
-    head = read_head(Path(choice.argument), num_layers_of(opened.model))
+    head = read_head(locate_head(choice.argument), num_layers_of(opened.model))
     check_kind(choice.entry.name, head)
     check_fit(head, opened)
     return head

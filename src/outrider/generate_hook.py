@@ -32,7 +32,7 @@ from outrider.core import Drafter
 from outrider.drafters import ModelDrafter, build, check_drafter
 from outrider.engine import Engine
 from outrider.errors import InvalidOption
-from outrider.loading import DEFAULT_DRAFTER, check_options, check_trees, pace_of, parse_drafter
+from outrider.loading import check_options, check_trees, default_drafter, pace_of, parse_drafter
 from outrider.models.transformers import TransformersModel
 from outrider.options import Sampling
 from outrider.rounds import Round
@@ -237,7 +237,7 @@ def _drafter(wanted: str | Drafter, vocab_size: int, num_rows: int) -> tuple[Dra
         if wanted.startswith("model:"):
             fix = "Not to load it in every call, make ModelDrafter(TransformersModel(draft_model), slots=8) once."
             raise InvalidOption("drafter", wanted, "none, ngram, suffix, auto, or an object", fix)
-        return build(DEFAULT_DRAFTER if wanted == "auto" else wanted), slots
+        return build(default_drafter() if wanted == "auto" else wanted), slots
     check_drafter(wanted)
     if isinstance(wanted, ModelDrafter):
         if wanted.vocab_size != vocab_size:

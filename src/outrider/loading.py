@@ -21,14 +21,12 @@ from outrider.errors import InvalidOption
 from outrider.generation import TextEngine
 from outrider.guard import why_chains_only
 from outrider.models.load import PRECISIONS
+from outrider.models.locate import EMBEDDED_NAME
 from outrider.models.opening import Opened, Progress, open_model
 from outrider.options import whole
 from outrider.planning.pace import MAX_K, AutoPace, FixedPace
 from outrider.rounds import Pace
 from outrider.rules import RULES, choose_rule
-
-DEFAULT_DRAFTER = "suffix"
-"""What drafter="auto" means: needs no model, costs next to nothing, and stays silent where it has nothing to copy."""
 
 DEFAULT_CONTEXT = 8192
 """Tokens per sequence unless more are asked for: caches of very long contexts are large."""
@@ -60,7 +58,8 @@ def load(
             model.
         drafter: "none", "ngram", "suffix", "lookahead", "recycling", "early-exit:LAYERS", "quantised", "model:ID" (ID
             as for target), several joined by "+", "auto", or an object with the methods of `outrider.Drafter`. Options
-            follow a colon: "suffix:branches=3,min_match=2". `outrider drafters` lists them all.
+            follow a colon: "suffix:branches=3,min_match=2". `outrider drafters` lists them all, and what "auto"
+            is.
         num_draft_tokens: most tokens to draft per round, 0 to 64, or "auto": what was accepted lately decides
             the length of a chain, and what a row costs the size of a tree.
         rule: "auto" (by draft and temperature), or a key of `outrider.rules.RULES`; "typical" is lossy.
@@ -83,7 +82,7 @@ def load(
     check_options(
         drafter=drafter, num_draft_tokens=num_draft_tokens, rule=rule, precision=precision, invariant=invariant
     )
-    choices = parse_drafter(drafter)
+    choices = parse_drafter(drafter, target, rule)
     check_sources(choices, corpus=corpus or ())
     place = _placed(device, threads)
     opened = open_model(target, precision, place, progress, tokenizer, context_length)
@@ -98,15 +97,31 @@ def load(
     return TextEngine(engine, opened.tokenizer)
 
 
-def parse_drafter(drafter: str | Drafter) -> tuple[Choice, ...]:
+def default_drafter(target: Any = None, rule: str = "auto") -> str:
+    """What drafter="auto" means for a target and a rule, by what users call them.
+
+    A look-up needs no model, costs next to nothing and stays silent where it has nothing to copy; where a head ships
+    with the target and the rule takes both kinds of draft, the head drafts in the other places.
+    """
+    if target == EMBEDDED_NAME and "hybrid" in RULES[rule].proposals:
+        return f"suffix{SEPARATOR}eagle:{EMBEDDED_NAME}"
+    return "suffix"
+
+
+def parse_drafter(drafter: str | Drafter, target: Any = None, rule: str = "auto") -> tuple[Choice, ...]:
     """What a named drafter means; () for a user's own object.
+
+    Args:
+        drafter: as in `load`.
+        target: as in `load`; it decides, with `rule`, what "auto" means.
+        rule: a key of `outrider.rules.RULES`.
 
     Raises:
         InvalidOption: see `catalogue.parse`.
     """
     if not isinstance(drafter, str):
         return ()
-    return parse(DEFAULT_DRAFTER if drafter == "auto" else drafter)
+    return parse(default_drafter(target, rule) if drafter == "auto" else drafter)
 
 
 def check_sources(choices: tuple[Choice, ...], *, corpus: Ordered[str | Path] = (), prediction: bool = False) -> None:

@@ -30,7 +30,10 @@ MOST_LAYERS = 10_000
 OPTIONS = {"format": "--to", "folder": "OUT", "feature_layers": "--layers", "d2t": "--d2t", "tokens": "--tokens"}
 """Names in errors, as users type them."""
 
-Head = Annotated[str, typer.Argument(help="A folder with a head, or a Hugging Face id.", show_default=False)]
+Head = Annotated[
+    str,
+    typer.Argument(help="A folder with a head, a Hugging Face id, or smollm2: the shipped head.", show_default=False),
+]
 Out = Annotated[str | None, typer.Argument(help="A folder for the result; new or empty.", show_default=False)]
 To = Annotated[
     str | None,
@@ -136,7 +139,7 @@ def _read(screen: Screen, given: dict[str, Any]) -> tuple[Reading, Opened | None
     from outrider.convert import model_facts, target_facts
     from outrider.drafters.heads.files import FORMATS, read
     from outrider.drafters.heads.formats import Hints, check_new
-    from outrider.models.locate import locate
+    from outrider.models.locate import EMBEDDED_NAME, locate, locate_head
 
     if given["out"] is not None:
         check_new(given["out"])
@@ -149,7 +152,8 @@ def _read(screen: Screen, given: dict[str, Any]) -> tuple[Reading, Opened | None
         depth, vocab_size = facts.num_layers, facts.vocab_size
     kind: Literal["offset", "absolute"] | None = given["d2t"]
     hints = Hints(depth, vocab_size, layers, kind, as_stored=opened is None or given["out"] is not None)
-    return read(locate(given["head"]), hints), opened
+    path = locate_head(given["head"]) if given["head"] == EMBEDDED_NAME else locate(given["head"])
+    return read(path, hints), opened
 
 
 def _open(screen: Screen, given: dict[str, Any]) -> Opened:

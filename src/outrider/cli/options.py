@@ -304,7 +304,7 @@ def check(model: Mapping[str, Any], request: Mapping[str, Any], system: str | No
         CheckpointError: there is no such target or draft model.
     """
     from outrider.loading import check_options, check_sources, parse_drafter
-    from outrider.models.locate import locate
+    from outrider.models.locate import EMBEDDED_NAME, locate
 
     for text in request.get("stop", ()):
         _checked("stop", text)
@@ -319,7 +319,7 @@ def check(model: Mapping[str, Any], request: Mapping[str, Any], system: str | No
         precision=model.get("precision", "auto"),
         invariant=model.get("invariant", False),
     )
-    choices = parse_drafter(drafter)
+    choices = parse_drafter(drafter, model.get("target", EMBEDDED_NAME), rule)
     check_sources(choices, corpus=model.get("corpus", ()), prediction="prediction" in request)
     _check_drafter(choices, rule, model)
     for name in (model.get("target"), *(choice.argument for choice in choices if choice.entry.name == "model")):

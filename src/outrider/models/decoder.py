@@ -279,7 +279,7 @@ def _mask(start: int, width: int, ancestors: torch.Tensor | None) -> torch.Tenso
 
 
 def _attended(span: _Span | _Crowd, qkv: torch.Tensor, num_heads: int, cache: Rows, index: int) -> torch.Tensor:
-    """Write the rows' keys and values, and attend to what is there: [n, heads * D] from [n, heads + 2 * kv_heads, D]."""
+    """[n, heads + 2 * kv_heads, D] -> [n, heads * D]: write the rows' keys and values, and attend to what is there."""
     n, length = span.mask.shape
     queries, new = qkv[:, :num_heads], qkv[:, num_heads:]
     if isinstance(span, _Crowd):

