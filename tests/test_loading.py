@@ -100,7 +100,7 @@ def test_a_model_drafts_for_itself_and_everything_is_accepted() -> None:
 def test_auto_takes_the_fastest_precision_near_float32() -> None:
     engine = outrider.load("smollm2", context_length=64)
     assert engine.engine.target.precision == "q4"
-    assert engine.engine.drafter.name == "suffix"
+    assert engine.engine.drafter.name == "suffix+eagle"
 
 
 def test_the_shipped_distances_are_those_of_this_machine(

@@ -16,7 +16,7 @@ from outrider.drafters.corpus import Corpus, open_corpus
 from outrider.drafters.corpus_build import check_file
 from outrider.drafters.heads.stored import StoredHead
 from outrider.drafting import Setting, build_drafter, early_exit_target
-from outrider.engine import INVARIANT_WIDTH, Engine
+from outrider.engine import INVARIANT_WIDTH, MAX_SLOTS, Engine
 from outrider.errors import InvalidOption
 from outrider.generation import TextEngine
 from outrider.guard import why_chains_only
@@ -58,10 +58,8 @@ def load(
             model.
         drafter: "none", "ngram", "suffix", "lookahead", "recycling", "early-exit:LAYERS", "quantised", "model:ID" (ID
             as for target), several joined by "+", "auto", or an object with the methods of `outrider.Drafter`. Options
-            follow a colon: "suffix:branches=3,min_match=2". `outrider drafters` lists them all, and what "auto"
-            is.
-        num_draft_tokens: most tokens to draft per round, 0 to 64, or "auto": what was accepted lately decides
-            the length of a chain, and what a row costs the size of a tree.
+            follow a colon: "suffix:branches=3,min_match=2". `outrider drafters` lists them all.
+        num_draft_tokens: most tokens to draft per round, 0 to 64, or "auto": by what was accepted and what rows cost.
         rule: "auto" (by draft and temperature), or a key of `outrider.rules.RULES`; "typical" is lossy.
         precision: "float32", "bfloat16", "float16", "q4", or "auto": the fastest within 1e-3 nats of float32.
         slots: sequences decoded together; more wait in line.
@@ -84,6 +82,7 @@ def load(
     )
     choices = parse_drafter(drafter, target, rule)
     check_sources(choices, corpus=corpus or ())
+    check_slots(slots)
     place = _placed(device, threads)
     opened = open_model(target, precision, place, progress, tokenizer, context_length)
     model, head = _prepared(choices, opened, invariant)
@@ -164,6 +163,16 @@ def check_options(
         raise InvalidOption("rule", rule, f"one that takes trees: {trees}", "Or set the drafter to chains.")
     if precision != "auto" and precision not in PRECISIONS:
         raise InvalidOption("precision", precision, ", ".join(["auto", *PRECISIONS]))
+
+
+def check_slots(slots: int) -> None:
+    """Refuse a number of slots that no engine has, before caches are made for them.
+
+    Raises:
+        InvalidOption: naming it.
+    """
+    if not whole(slots, 1, MAX_SLOTS):
+        raise InvalidOption("slots", slots, f"1 to {MAX_SLOTS}")
 
 
 def _placed(device: str, threads: int | None) -> torch.device:
