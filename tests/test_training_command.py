@@ -27,7 +27,7 @@ from outrider.training.budget import tokens_within
 from outrider.training.command import command_line, run
 from outrider.training.distill import Distill
 from outrider.training.eagle import Recipe
-from outrider.training.eagle_kind import Eagle1, Eagle3
+from outrider.training.eagle_kind import DRAFT_VOCABULARY, Eagle1, Eagle3
 from outrider.training.kind import Setting
 from outrider.training.medusa import Medusa
 from outrider.training.memory import _Counter, batch_within, slots_within
@@ -218,7 +218,7 @@ def test_the_help_tells_ranges_and_defaults(name):
             assert allowed(field) in line
             assert field == "minutes" or f"[default: ({defaults[field]}" in line
     if name == "eagle3":
-        assert f"({Eagle3().draft_vocab_size})" in lines["--draft-vocabulary"]
+        assert f"({DRAFT_VOCABULARY})" in lines["--draft-vocabulary"]
         assert {"--layers", "--device"} <= lines.keys()
 
 

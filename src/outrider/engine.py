@@ -19,7 +19,7 @@ from outrider.blocks import draft_block, prefill_block, rows_of
 from outrider.core import Draft, Drafter, Model, Output, Rule, Sequence, Verdict
 from outrider.errors import InvalidOption, OutriderError
 from outrider.guard import Guard
-from outrider.options import Sampling, check_request, token_ids, validate, whole
+from outrider.options import Sampling, check_request, check_slots, token_ids, validate, whole
 from outrider.rounds import FinishReason, Pace, Round, Seconds, TokenLogprobs, Verified
 from outrider.rules.coins import streams
 from outrider.sampling import laws, token_logprobs
@@ -30,8 +30,6 @@ PREFILL_CHUNK = 256
 
 INVARIANT_WIDTH = 16
 """Rows of every forward in invariant mode, so that plain and speculative runs call the same kernels."""
-
-MAX_SLOTS = 1024
 
 
 class Engine:
@@ -67,8 +65,7 @@ class Engine:
         self.context_length = target.context_length if context_length is None else context_length
         if not whole(self.context_length, 2, target.context_length):
             raise InvalidOption("context_length", context_length, f"2 to {target.context_length}, the target's own")
-        if not whole(slots, 1, MAX_SLOTS):
-            raise InvalidOption("slots", slots, f"1 to {MAX_SLOTS}")
+        check_slots(slots)
         if drafter.proposal not in rule.proposals:
             fits = ", ".join(sorted(rule.proposals))
             raise InvalidOption("rule", rule.name, f"one for {drafter.proposal} drafts", f"This one is for: {fits}.")

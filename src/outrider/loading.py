@@ -16,14 +16,14 @@ from outrider.drafters.corpus import Corpus, open_corpus
 from outrider.drafters.corpus_build import check_file
 from outrider.drafters.heads.stored import StoredHead
 from outrider.drafting import Setting, build_drafter, early_exit_target
-from outrider.engine import INVARIANT_WIDTH, MAX_SLOTS, Engine
+from outrider.engine import INVARIANT_WIDTH, Engine
 from outrider.errors import InvalidOption
 from outrider.generation import TextEngine
 from outrider.guard import why_chains_only
 from outrider.models.load import PRECISIONS
 from outrider.models.locate import EMBEDDED_NAME
 from outrider.models.opening import Opened, Progress, open_model
-from outrider.options import whole
+from outrider.options import check_slots, whole
 from outrider.planning.pace import MAX_K, AutoPace, FixedPace
 from outrider.rounds import Pace
 from outrider.rules import RULES, choose_rule
@@ -82,7 +82,7 @@ def load(
     )
     choices = parse_drafter(drafter, target, rule)
     check_sources(choices, corpus=corpus or ())
-    check_slots(slots)
+    check_slots(slots)  # before caches are made for them
     place = _placed(device, threads)
     opened = open_model(target, precision, place, progress, tokenizer, context_length)
     model, head = _prepared(choices, opened, invariant)
@@ -163,16 +163,6 @@ def check_options(
         raise InvalidOption("rule", rule, f"one that takes trees: {trees}", "Or set the drafter to chains.")
     if precision != "auto" and precision not in PRECISIONS:
         raise InvalidOption("precision", precision, ", ".join(["auto", *PRECISIONS]))
-
-
-def check_slots(slots: int) -> None:
-    """Refuse a number of slots that no engine has, before caches are made for them.
-
-    Raises:
-        InvalidOption: naming it.
-    """
-    if not whole(slots, 1, MAX_SLOTS):
-        raise InvalidOption("slots", slots, f"1 to {MAX_SLOTS}")
 
 
 def _placed(device: str, threads: int | None) -> torch.device:

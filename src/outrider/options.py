@@ -14,6 +14,9 @@ from outrider.errors import InvalidOption
 LARGEST = 1e30
 """No option is larger, so that all are finite in float32; temperatures below 1 / LARGEST count as 1 / LARGEST."""
 
+MAX_SLOTS = 1024
+"""Sequences decoded together."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -134,6 +137,16 @@ def check_seed(seed: Any) -> None:
     """
     if seed is not None and not whole(seed, 0, 2**63 - 1):
         raise InvalidOption("seed", seed, "a whole number from 0 to 2^63 - 1, or None for a fresh one")
+
+
+def check_slots(slots: int) -> None:
+    """Refuse a number of slots that no engine has.
+
+    Raises:
+        InvalidOption: naming it.
+    """
+    if not whole(slots, 1, MAX_SLOTS):
+        raise InvalidOption("slots", slots, f"1 to {MAX_SLOTS}")
 
 
 def whole(value: Any, low: float, high: float = math.inf) -> bool:

@@ -139,7 +139,7 @@ def _read(screen: Screen, given: dict[str, Any]) -> tuple[Reading, Opened | None
     from outrider.convert import model_facts, target_facts
     from outrider.drafters.heads.files import FORMATS, read
     from outrider.drafters.heads.formats import Hints, check_new
-    from outrider.models.locate import EMBEDDED_NAME, locate, locate_head
+    from outrider.models.locate import locate_head
 
     if given["out"] is not None:
         check_new(given["out"])
@@ -152,8 +152,7 @@ def _read(screen: Screen, given: dict[str, Any]) -> tuple[Reading, Opened | None
         depth, vocab_size = facts.num_layers, facts.vocab_size
     kind: Literal["offset", "absolute"] | None = given["d2t"]
     hints = Hints(depth, vocab_size, layers, kind, as_stored=opened is None or given["out"] is not None)
-    path = locate_head(given["head"]) if given["head"] == EMBEDDED_NAME else locate(given["head"])
-    return read(path, hints), opened
+    return read(locate_head(given["head"]), hints), opened
 
 
 def _open(screen: Screen, given: dict[str, Any]) -> Opened:

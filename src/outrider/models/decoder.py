@@ -236,12 +236,11 @@ class Decoder:
             one_by_one = self.device.type == "cpu" and not block.prefill
             spans.append(_Span(slot, start + part.start, slice(first, first + count), mask, one_by_one))
             first += count
-        alone = [s for s in spans if s.one_by_one and len(s.mask) == 1]
-        return [s for s in spans if s not in alone] + _crowds(alone)
+        return _grouped(spans)
 
 
-def _crowds(spans: list[_Span]) -> list[_Span | _Crowd]:
-    """Spans of one row, those of neighbouring slots together; keys that one of them lacks are masked for it."""
+def _grouped(spans: list[_Span]) -> list[_Span | _Crowd]:
+    """The spans, those of one row in neighbouring slots together; keys that one of them lacks are masked for it."""
     runs = list[list[_Span]]()
     for span in sorted(spans, key=lambda span: span.slot):
         if runs and runs[-1][-1].slot + 1 == span.slot and _alike(runs[-1][0], span):
@@ -252,9 +251,10 @@ def _crowds(spans: list[_Span]) -> list[_Span | _Crowd]:
 
 
 def _alike(one: _Span, two: _Span) -> bool:
-    """Whether padding the shorter costs less than a call of its own."""
+    """Whether both are one row, attended to alone, and padding the shorter costs less than a call of its own."""
+    single = all(span.one_by_one and len(span.mask) == 1 for span in (one, two))
     lengths = one.mask.shape[-1], two.mask.shape[-1]
-    return max(lengths) <= 2 * min(lengths)
+    return single and max(lengths) <= 2 * min(lengths)
 
 
 def _crowd(run: list[_Span]) -> _Crowd:

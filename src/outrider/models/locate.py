@@ -45,12 +45,15 @@ def locate(name: str) -> Path:
 
 
 def locate_head(name: str) -> Path:
-    """The folder of a trained head: what a user typed, or that of the head that ships with the embedded model.
+    """The folder of a trained head.
 
     Args:
-        name: "smollm2", or a folder.
+        name: "smollm2" for the head that ships with the embedded model, a folder, or a Hugging Face id.
+
+    Raises:
+        CheckpointError: nothing has this name; with what was tried.
     """
-    return SHIPPED_HEAD if name == EMBEDDED_NAME else Path(name).expanduser()
+    return SHIPPED_HEAD if name == EMBEDDED_NAME else locate(name)
 
 
 def embedded_path() -> Path:

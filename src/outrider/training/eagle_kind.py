@@ -20,7 +20,7 @@ from outrider.training.texts import Sample
 from outrider.training.typed import FEWEST_DRAFTED, MOST_LAYERS, check_range
 
 DRAFT_VOCABULARY = 8192
-"""Vd where none is asked for."""
+"""Vd where none is asked for and the target has as many."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Eagle3:
     """An EAGLE-3 head: one layer that reads several of the target's states.
 
     Args:
-        draft_vocab_size: Vd, at most the target's; by default all of a target that has fewer.
+        draft_vocab_size: Vd, at most the target's; None for `DRAFT_VOCABULARY`, or all of a target that has fewer.
         layers: ids of the states that it reads, in this order, as `models.decoder.Decoder` counts them; None for
             `eagle.default_layers`.
         recipe: how it is trained.
@@ -69,7 +69,7 @@ class Eagle3:
         tokens_per_batch: see `kind.Kind`.
     """
 
-    draft_vocab_size: int = DRAFT_VOCABULARY
+    draft_vocab_size: int | None = None
     layers: tuple[int, ...] | None = None
     recipe: Recipe = Recipe()  # noqa: RUF009 (frozen)
     learning_rate: float = 2e-3
@@ -84,7 +84,7 @@ class Eagle3:
         """See `kind.Kind`."""
         check_range("recipe.steps", self.recipe.steps)
         wanted, there = self.draft_vocab_size, setting.checkpoint.config.vocab_size
-        if not FEWEST_DRAFTED <= wanted <= there and wanted != DRAFT_VOCABULARY:
+        if wanted is not None and not FEWEST_DRAFTED <= wanted <= there:
             raise InvalidOption("draft-vocabulary", wanted, f"{FEWEST_DRAFTED} to {there:,}, what the target has")
         if self.layers is not None:
             _check_layers(self.layers, setting.checkpoint.config.num_layers)
@@ -96,7 +96,8 @@ class Eagle3:
     def begin(self, setting: Setting, samples: Iterable[Sample]) -> EagleTrainee:
         """A head made of the target's last layer, for the tokens that the texts use most."""
         stops, vocab_size = setting.opened.tokenizer.stop_ids, setting.checkpoint.config.vocab_size
-        return EagleTrainee(self, setting, choose_vocabulary(samples, self.draft_vocab_size, vocab_size, stops))
+        size = DRAFT_VOCABULARY if self.draft_vocab_size is None else self.draft_vocab_size
+        return EagleTrainee(self, setting, choose_vocabulary(samples, size, vocab_size, stops))
 
 
 def _check_layers(layers: tuple[int, ...], num_layers: int) -> None:
