@@ -151,7 +151,7 @@ ENTRIES = (
         HeadDrafter,
         "PATH",
         ("tree", "depth", "row_cost"),
-        "a head trained for this target: a folder (outrider train, outrider convert)",
+        "a head trained for this target: a folder (outrider train, outrider convert), a Hugging Face id, or smollm2",
         "one small layer per drafted token, and its memory",
         "Open text: the best guesses for their cost, at any temperature.",
         proposal="sampled",
