@@ -113,6 +113,7 @@ def test_what_can_be_refused_without_a_target_is(arguments, message, tmp_path):
     [
         (("eagle3", "--draft-vocabulary", "4"), "--draft-vocabulary is 4; allowed: 16 to "),
         (("eagle3", "--draft-vocabulary", "100000"), "--draft-vocabulary is 100000; allowed: 16 to "),
+        (("eagle1", "--init", "nothing-here"), "There is no model 'nothing-here'"),
         (("eagle3", "--layers", "0,5"), "--layers is '0,5'; allowed: 1 to 8 different ids from 0 to 4"),
         (("eagle3", "--layers", "-1,2"), "--layers is '-1,2'; allowed: 1 to 8 different ids from 0 to 4"),
         (("eagle3", "--layers", "2,2"), "--layers is '2,2'; allowed: 1 to 8 different ids from 0 to 4"),

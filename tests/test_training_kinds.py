@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 import outrider
 from outrider.drafters.heads.files import read, read_head
 from outrider.drafters.heads.formats import Hints
-from outrider.errors import InvalidOption, VocabularyMismatch
+from outrider.errors import CheckpointError, InvalidOption, VocabularyMismatch
 from outrider.models.opening import open_model
 from outrider.training import judge
 from outrider.training.batches import Batches
@@ -333,3 +333,55 @@ def test_a_draft_model_of_another_vocabulary_is_refused(setting):
 def test_end_of_turn_can_always_be_drafted(setting):
     head = Eagle3(16).begin(setting, ()).stored()
     assert END in head.draft_ids.tolist()
+
+
+# ---------------------------------------------------------------- going on from a head
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle3"])
+def test_a_head_is_gone_on_with_as_it_is(name, trained, setting):
+    """Its weights, its draft vocabulary and its layers; a new one differs."""
+    head, kind = read_head(trained(name), NUM_LAYERS), {"eagle1": Eagle1, "eagle3": Eagle3}[name]
+    few = {"draft_vocab_size": 128} if name == "eagle3" else {}
+    begun, new = kind(init=str(trained(name))).begin(setting, []), kind(**few).begin(setting, [])
+    assert kind(init=str(trained(name))).feature_layers(setting) == head.config.feature_layers
+    mine, others = begun.stored(), new.stored()
+    assert mine.config == head.config
+    assert (mine.draft_ids is None) == (name == "eagle1")
+    assert name == "eagle1" or mine.draft_ids.equal(head.draft_ids)
+    assert mine.weights.keys() == others.weights.keys()
+    assert all(weight.equal(head.weights[each]) for each, weight in mine.weights.items())
+    assert not all(weight.equal(others.weights[each]) for each, weight in mine.weights.items())
+
+
+def test_training_goes_on_from_a_head_that_was_trained(trained, target, tmp_path):
+    kind = replace(KINDS["eagle3"], draft_vocab_size=None, init=str(trained("eagle3")), recipe=Recipe(3, 0.0, 0.0))
+    asked, out = options(target, steps=4), tmp_path / "out"
+    work = prepare(out, identity(kind, asked), resume=False)
+    shutil.copytree(trained("eagle3") / "work" / "texts", work / "texts")
+    run(kind, asked, out, resume=True, told=quiet)
+    first, further = card_of(trained("eagle3")), card_of(out)
+    assert further["untrained"]["accepted_1"] == pytest.approx(first["held_out"]["accepted_1"], abs=1e-3)
+    assert further["command"].endswith(
+        f"--unroll 3 --init {trained('eagle3')} --learning-rate 0.006 --batch-tokens 1024"
+    )
+
+
+def test_heads_that_cannot_be_gone_on_with_are_refused_by_name(trained, setting, tmp_path):
+    def refusal(kind):
+        with pytest.raises((InvalidOption, CheckpointError)) as caught:
+            kind.check(setting)
+        return str(caught.value)
+
+    eagle3 = str(trained("eagle3"))
+    assert "an EAGLE-1 head. Train it with eagle3." in refusal(Eagle1(init=eagle3))
+    assert "an EAGLE-3 head. Train it with eagle1." in refusal(Eagle3(init=str(trained("eagle1"))))
+    assert "medusa:PATH for this head" in refusal(Eagle3(init=str(trained("medusa"))))
+    assert "left out with --draft-vocabulary and --layers" in refusal(Eagle3(128, init=eagle3))
+    assert "left out with --draft-vocabulary and --layers" in refusal(Eagle3(layers=(0, 1), init=eagle3))
+    assert "is not one of a target with 4 layers" in refusal(Eagle3(init="smollm2"))
+    weights = load_file(trained("eagle3") / "model.safetensors")
+    weights["lm_head.weight"] += 1
+    shutil.copytree(trained("eagle3"), tmp_path / "own", ignore=shutil.ignore_patterns("work"))
+    save_file(weights, tmp_path / "own" / "model.safetensors")
+    assert "It has its own lm_head.weight." in refusal(Eagle3(init=str(tmp_path / "own")))

@@ -74,6 +74,9 @@ HeadLayers = Annotated[
         show_default="2, half of the layers, the last but 3",
     ),
 ]
+Init = Annotated[
+    str | None, _option("A head to go on from: a folder, a Hugging Face id or smollm2; as eagle:ID.", "ID", "none")
+]
 Heads = Annotated[str | None, _ranged("How many tokens are guessed: {}.", "num_heads", "K", "4")]
 OwnOutput = Annotated[
     bool, typer.Option("--own-output", help="Train an output matrix per head; else all use the target's.")
@@ -104,6 +107,7 @@ def eagle3(
     data: Data = None,
     draft_vocabulary: DraftVocabulary = None,
     feature_layers: HeadLayers = None,
+    init: Init = None,
     unroll: Unroll = None,
     learning_rate: EagleRate = None,
     batch_tokens: EagleBatch = None,
@@ -118,8 +122,8 @@ def eagle3(
     def kind(numbers: dict[str, Any]) -> Kind:
         from outrider.training.eagle_kind import Eagle3
 
-        options = _given(draft_vocab_size=numbers.get("draft_vocabulary"), layers=_layer_ids(feature_layers))
-        return Eagle3(**options, **_recipe(numbers), **_pace(numbers))
+        options = _given(draft_vocab_size=numbers.get("draft_vocabulary"), layers=_layer_ids(feature_layers), init=init)
+        return Eagle3(**options, **_recipe(numbers, init), **_pace(numbers))
 
     _train(kind, locals())
 
@@ -133,6 +137,7 @@ def eagle1(
     steps: Steps = None,
     memory: Memory = None,
     data: Data = None,
+    init: Init = None,
     unroll: Unroll = None,
     learning_rate: EagleRate = None,
     batch_tokens: EagleBatch = None,
@@ -147,7 +152,7 @@ def eagle1(
     def kind(numbers: dict[str, Any]) -> Kind:
         from outrider.training.eagle_kind import Eagle1
 
-        return Eagle1(**_recipe(numbers), **_pace(numbers))
+        return Eagle1(**_given(init=init), **_recipe(numbers, init), **_pace(numbers))
 
     _train(kind, locals())
 
@@ -253,11 +258,13 @@ def _layer_ids(text: str | None) -> tuple[int, ...] | None:
         raise InvalidOption("layers", text, "whole numbers, such as 2,15,27") from error
 
 
-def _recipe(numbers: dict[str, Any]) -> dict[str, Any]:
-    """What an EAGLE kind is given of its recipe."""
+def _recipe(numbers: dict[str, Any], init: str | None) -> dict[str, Any]:
+    """What an EAGLE kind is given of its recipe; a head that was begun is past the first, simpler lessons."""
     from outrider.training.eagle import Recipe
 
-    return {"recipe": Recipe(numbers["unroll"])} if "unroll" in numbers else {}
+    unroll, begun = _given(steps=numbers.get("unroll")), init is not None
+    shares = {"single_share": 0.0, "kl_share": 0.0} if begun else {}
+    return {"recipe": Recipe(**unroll, **shares)} if unroll or shares else {}
 
 
 def _pace(numbers: dict[str, Any]) -> dict[str, Any]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from outrider.attaching import attach, showing
+from outrider.attaching import attach, check_fit, check_kind, showing
 from outrider.convert import complete, missing
-from outrider.drafters.heads.files import write_head
+from outrider.drafters.heads.config import EagleConfig
+from outrider.drafters.heads.files import read_head, write_head
+from outrider.drafters.heads.stored import StoredHead
 from outrider.errors import InvalidOption
+from outrider.models.locate import locate_head
+from outrider.models.opening import num_layers_of
 from outrider.training.eagle import EagleTask, Recipe, choose_vocabulary, default_layers, new_head
 from outrider.training.kind import AtWork, Setting
 from outrider.training.texts import Sample
@@ -22,6 +26,12 @@ from outrider.training.typed import FEWEST_DRAFTED, MOST_LAYERS, check_range
 DRAFT_VOCABULARY = 8192
 """Vd where none is asked for and the target has as many."""
 
+BORROWED = ("embed_tokens.weight", "lm_head.weight")
+"""What a head in training shares with its target."""
+
+SAME = 1e-2
+"""Largest difference between matrices that are the same, at one precision or another."""
+
 
 @dataclass(frozen=True)
 class Eagle1:
@@ -29,11 +39,13 @@ class Eagle1:
 
     Args:
         recipe: how it is trained.
+        init: an EAGLE-1 head to go on from, as `eagle:` takes it; None for the target's last layer.
         learning_rate: see `kind.Kind`.
         tokens_per_batch: see `kind.Kind`.
     """
 
     recipe: Recipe = Recipe()  # noqa: RUF009 (frozen)
+    init: str | None = None
     learning_rate: float = 2e-3
     tokens_per_batch: int = 2048
     muon = True
@@ -46,14 +58,18 @@ class Eagle1:
         """See `kind.Kind`."""
         check_range("recipe.steps", self.recipe.steps)
         assert setting.checkpoint
+        if self.init is not None:
+            begun(self.init, self.version, setting)
 
     def feature_layers(self, setting: Setting) -> tuple[int, ...]:
         """The last state."""
         return (setting.checkpoint.config.num_layers,)
 
     def begin(self, setting: Setting, samples: Iterable[Sample]) -> EagleTrainee:
-        """A head made of the target's last layer."""
-        return EagleTrainee(self, setting, torch.arange(setting.checkpoint.config.vocab_size))
+        """A head made of the target's last layer, or one that was begun."""
+        if self.init is not None:
+            return EagleTrainee(self, setting, begun(self.init, self.version, setting))
+        return EagleTrainee(self, setting, _new(self, setting, torch.arange(setting.checkpoint.config.vocab_size)))
 
 
 @dataclass(frozen=True)
@@ -65,6 +81,8 @@ class Eagle3:
         layers: ids of the states that it reads, in this order, as `models.decoder.Decoder` counts them; None for
             `eagle.default_layers`.
         recipe: how it is trained.
+        init: an EAGLE-3 head to go on from, as `eagle:` takes it, with its draft vocabulary and layers; None for the
+            target's last layer.
         learning_rate: see `kind.Kind`.
         tokens_per_batch: see `kind.Kind`.
     """
@@ -72,6 +90,7 @@ class Eagle3:
     draft_vocab_size: int | None = None
     layers: tuple[int, ...] | None = None
     recipe: Recipe = Recipe()  # noqa: RUF009 (frozen)
+    init: str | None = None
     learning_rate: float = 2e-3
     tokens_per_batch: int = 2048
     muon = True
@@ -88,16 +107,63 @@ class Eagle3:
             raise InvalidOption("draft-vocabulary", wanted, f"{FEWEST_DRAFTED} to {there:,}, what the target has")
         if self.layers is not None:
             _check_layers(self.layers, setting.checkpoint.config.num_layers)
+        if self.init is not None:
+            if wanted is not None or self.layers is not None:
+                raise InvalidOption(
+                    "init", self.init, "left out with --draft-vocabulary and --layers", "It has its own."
+                )
+            begun(self.init, self.version, setting)
 
     def feature_layers(self, setting: Setting) -> tuple[int, ...]:
         """By default of the target's beginning, middle and end."""
+        if self.init is not None:
+            return _config(begun(self.init, self.version, setting)).feature_layers
         return default_layers(setting.checkpoint.config.num_layers) if self.layers is None else self.layers
 
     def begin(self, setting: Setting, samples: Iterable[Sample]) -> EagleTrainee:
-        """A head made of the target's last layer, for the tokens that the texts use most."""
+        """A head made of the target's last layer, for the tokens that the texts use most, or one that was begun."""
+        if self.init is not None:
+            return EagleTrainee(self, setting, begun(self.init, self.version, setting))
         stops, vocab_size = setting.opened.tokenizer.stop_ids, setting.checkpoint.config.vocab_size
         size = DRAFT_VOCABULARY if self.draft_vocab_size is None else self.draft_vocab_size
-        return EagleTrainee(self, setting, choose_vocabulary(samples, size, vocab_size, stops))
+        return EagleTrainee(self, setting, _new(self, setting, choose_vocabulary(samples, size, vocab_size, stops)))
+
+
+def begun(init: str, version: int, setting: Setting) -> StoredHead:
+    """A head that is trained further.
+
+    Args:
+        init: "smollm2", a folder, or a Hugging Face id.
+        version: 1 or 3.
+        setting: the target.
+
+    Raises:
+        InvalidOption: no EAGLE head of this version, or one with an embedding or output of its own.
+        CheckpointError: nothing readable is there.
+        VocabularyMismatch: a head for another target.
+    """
+    head = read_head(locate_head(init), num_layers_of(setting.opened.model))
+    check_kind("eagle", head)
+    check_fit(head, setting.opened)
+    if _config(head).version != version:
+        raise InvalidOption("init", init, f"an EAGLE-{version} head", f"Train it with eagle{_config(head).version}.")
+    shared = complete(head, BORROWED, setting.matrices).weights
+    for name in BORROWED:
+        own = head.weights.get(name)
+        if own is not None and not torch.allclose(own, shared[name].to(own.device), atol=SAME):
+            raise InvalidOption("init", init, "a head that shares its target's matrices", f"It has its own {name}.")
+    return replace(head, weights={name: w for name, w in head.weights.items() if name not in BORROWED})
+
+
+def _config(head: StoredHead) -> EagleConfig:
+    assert isinstance(head.config, EagleConfig)
+    return head.config
+
+
+def _new(kind: Eagle1 | Eagle3, setting: Setting, draft_ids: torch.Tensor) -> StoredHead:
+    layers, checkpoint = kind.feature_layers(setting), setting.checkpoint
+    config, seed = checkpoint.config, setting.seed
+    return new_head(kind.version, config, checkpoint, draft_ids, feature_layers=layers, seed=seed)
 
 
 def _check_layers(layers: tuple[int, ...], num_layers: int) -> None:
@@ -114,19 +180,11 @@ class EagleTrainee(EagleTask):
     Args:
         kind: its options.
         setting: its target.
-        draft_ids: [Vd].
+        head: as it begins.
     """
 
-    def __init__(self, kind: Eagle1 | Eagle3, setting: Setting, draft_ids: torch.Tensor) -> None:
+    def __init__(self, kind: Eagle1 | Eagle3, setting: Setting, head: StoredHead) -> None:
         self._kind, self._setting = kind, setting
-        head = new_head(
-            kind.version,
-            setting.checkpoint.config,
-            setting.checkpoint,
-            draft_ids,
-            feature_layers=kind.feature_layers(setting),
-            seed=setting.seed,
-        )
         super().__init__(head, setting.matrices.embedding, setting.output, kind.recipe)
         self.room = kind.recipe.steps + 1
 
