@@ -156,6 +156,7 @@ def test_drafts_that_hit_or_miss_are_those_of_the_token_rule():
         assert found == emitted_on_average(TOKEN, sampled_chain(draft, k), target)
         assert found == 1 + miss * (1 - hit**k) / (1 - hit)
         assert k == 0 or found != emitted(hit_or_miss(hit, miss, k), k)
+    assert [hit_or_miss(miss, hit, k) for k in (0, 1, 3)] == [[], [miss], [miss, hit, hit]]
 
 
 def walked(target, draft, k):
@@ -444,6 +445,7 @@ COSTS = [
     RoundCost(lambda rows: 1 + 0.05 * (rows - 1), per_token=0.3),
     RoundCost((1, 2.2, 1.1, 1.1, *[2.2] * 13)),
     RoundCost(per_round=0.5, other=0.1),
+    RoundCost(lambda rows: 20 + 3 * rows, per_token=2, per_round=1),
 ]
 
 
@@ -588,6 +590,7 @@ REFUSED = {
     "acceptance is -0.1": lambda: emitted(-0.1, 3),
     "acceptance is 1.5": lambda: speedup(1.5, COST, 3),
     "acceptance is 2": lambda: emitted([0.5, 2], 1),
+    "acceptance is 3": lambda: emitted(3, 0),
     "acceptance is nan": lambda: best_k(float("nan"), COST, 3),
     "acceptance is '0.5'": lambda: emitted(["0.5"], 1),
     "acceptance is None": lambda: emitted(None, 1),
@@ -618,6 +621,7 @@ REFUSED = {
     "token is 2": lambda: acceptance_of_token([0.5, 0.5], 2),
     "token is -1": lambda: acceptance_of_token([0.5, 0.5], -1),
     "parents is": lambda: emitted_by_tree([0.5, 0.5], (-1,)),
+    "parents is 0": lambda: emitted_by_tree([0.5], (0,)),
     "parents is 1": lambda: emitted_by_tree([0.5, 0.5], (-1, 1)),
     "acceptances is .* sum over siblings": lambda: emitted_by_tree([0.6, 0.6], (-1, -1)),
     "base is 0": lambda: ForwardTime(0, 1),
