@@ -13,7 +13,8 @@ import torch
 from engine_runs import LIMIT, decode, draft_model, finish, p_value, plain, sample, toy_engine, writer
 from outrider.core import Draft, Verdict
 from outrider.drafters import ModelDrafter, NgramDrafter, SuffixDrafter, combined
-from outrider.drafters.combined import LOOK_AHEAD, PROBE_EVERY, CombinedDrafter
+from outrider.drafters.combined import FREE_PRIOR, LOOK_AHEAD, PROBE_EVERY, CombinedDrafter
+from outrider.drafters.records import Outcome, Record
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.errors import InvalidOption
 from outrider.options import Sampling
@@ -199,7 +200,7 @@ class Says:
 
 def records(drafter, sequence):
     """What is known of each source, and nothing of how often it was used."""
-    return [(r._overall, r._by_class) for r in drafter._state(sequence).records]
+    return [(r.overall, r.by_class) for r in drafter._state(sequence).records]
 
 
 A_FITS = Says("a", {3: Draft.chain([5, 6, 7, 0]), 7: Draft.chain([1, 0]), 9: Draft.chain([4, 4])})
@@ -244,28 +245,34 @@ def test_the_same_comparison_catches_a_drafter_that_learns_from_use_alone():
 
 
 def learnt_by(draft, emitted):
-    """Hits and misses of the first token and of the further ones, after a round in which another draft was verified."""
+    """What a source's record holds after a round in which another draft was verified."""
     sequence, used = make_sequence(PROMPT), Draft.chain(emitted[:-1])
     drafter = CombinedDrafter([Says("judged", {3: draft}), Says("used", {3: used})], [0, 0])
     drafter.propose([sequence], [4])
     drafter.observe([verified(sequence, used, emitted)])
-    overall, _ = records(drafter, sequence)[0]
-    return [(round(chance.hits), round(chance.misses)) for chance in (overall.first, overall.further)]
+    return drafter._state(sequence).records[0].overall
+
+
+def told_of(matched, tried):
+    record = Record(FREE_PRIOR)
+    record.learn(Outcome(0, matched, tried))
+    return record.overall
 
 
 @pytest.mark.parametrize(
-    ("draft", "emitted", "expected"),
+    ("draft", "emitted", "matched", "tried"),
     [
-        (Draft.chain([5, 6, 7]), [5, 6, 9], [(1, 0), (1, 1)]),
-        (Draft.chain([5, 6, 7]), [4], [(0, 1), (0, 0)]),
-        (Draft.chain([5, 6, 7]), [5], [(1, 0), (0, 0)]),  # it may go on to fit: not known
-        (Draft.chain([5, 6, 7]), [5, 6, 7, 8], [(1, 0), (2, 0)]),
-        (Draft((4, 5, 6, 7), (-1, -1, 1, 1)), [5, 7, 1], [(1, 0), (1, 0)]),
-        (Draft(), [5, 6], [(0, 0), (0, 0)]),
+        (Draft.chain([5, 6, 7]), [5, 6, 9], 2, 3),
+        (Draft.chain([5, 6, 7]), [4], 0, 1),
+        (Draft.chain([5, 6, 7]), [5], 1, 1),  # it may go on to fit: not known
+        (Draft.chain([5, 6, 7]), [5, 6, 7, 8], 3, 3),
+        (Draft((4, 5, 6, 7), (-1, -1, 1, 1)), [5, 7, 1], 2, 2),
+        (Draft(), [5, 6], 0, 0),
     ],
 )
-def test_a_draft_is_judged_as_far_as_the_emitted_tokens_go(draft, emitted, expected):
-    assert learnt_by(draft, emitted) == expected
+def test_a_draft_is_judged_as_far_as_the_emitted_tokens_go(draft, emitted, matched, tried):
+    assert learnt_by(draft, emitted) == told_of(matched, tried)
+    assert learnt_by(draft, emitted) != told_of(matched + 1, tried + 1)
 
 
 # ---------------------------------------------------------------- exact
@@ -405,7 +412,7 @@ def test_with_a_budget_of_nothing_the_look_ups_are_judged_and_nothing_is_drafted
     drafter = lookup_and_model(1)
     assert drafter.propose([sequence], [0]) == [Draft()]
     drafter.observe([verified(sequence, Draft(), [3])])
-    assert drafter._state(sequence).records[0]._overall.first.hits == 1
+    assert drafter._state(sequence).records[0].overall == told_of(1, 1)
     assert drafter.uses(sequence) == {"suffix": 0, "model": 0}
 
 

@@ -9,7 +9,7 @@ Nothing here knows how a source drafts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from math import isfinite
@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from outrider.core import Draft, Drafter, Proposal, Sequence
-from outrider.drafters.records import NUM_CLASSES, Outcome, Record
+from outrider.drafters.records import NUM_CLASSES, Costs, Outcome, Record
 from outrider.errors import InvalidOption
 from outrider.rounds import Verified
 from outrider.tree import check, depths, is_chain
@@ -27,8 +27,8 @@ from outrider.tree import check, depths, is_chain
 PROBE_EVERY = 16
 """Rounds after which a source that costs is tried again, unless not even a perfect draft would be worth it."""
 
-CHANGE = 3
-"""Misses in a row of the source in use after which the text counts as changed: the others are tried at once."""
+CHANGE = 2
+"""Misses in a row of the source in use after which the text counts as changed: others that cost are tried at once."""
 
 LOOK_AHEAD = 16
 """Nodes that a look-up is asked for at least: what does not fit in the budget is not verified but tells its depth."""
@@ -36,8 +36,12 @@ LOOK_AHEAD = 16
 FREE_PRIOR = (0.35, 0.85)
 """Chances of a look-up's first token, and of each one after a fitting one (public profiles of n-gram drafts)."""
 
-COSTLY_PRIOR = (0.7, 0.7)
-"""The same for a model (public profiles of EAGLE drafts)."""
+COSTLY_PRIOR = (0.5,)
+"""The same for a model or head, whose places are alike (public profiles of EAGLE drafts)."""
+
+
+RowCost = float | Callable[[int], float]
+"""Of one more row, or how it follows from the number of sequences."""
 
 
 @dataclass
@@ -46,6 +50,7 @@ class _Plan:
 
     length: int  # of the text before the round
     budget: int  # most nodes of the draft
+    row: float = 0.0  # cost of verifying a node
     drafts: dict[int, Draft] = field(default_factory=dict)  # by source
     failed: dict[int, Exception] = field(default_factory=dict)  # by source, why it proposed nothing
     source: int | None = None  # whose draft is verified, None for plain decoding
@@ -71,16 +76,16 @@ class CombinedDrafter:
     it draws; a draft of k tokens tells how each shorter one would have fared. Its record fades to the prior while
     it is not chosen, and it is tried again after `PROBE_EVERY` rounds, or when what is used ceases to fit.
 
-    The draft is the part of the source's that is worth most: max over n of (1 + expected accepted tokens) /
-    (1 + n (source's cost + row_cost)), or nothing if plain decoding (1) is better. Trees of free sources are verified
-    as they are, or up to the budget: their first nodes, which a tree grown best first has on merit.
+    The draft is the part of the source's that is worth most: max over its sizes of (1 + expected accepted tokens) /
+    (1 + nodes row_cost + depth source's cost), or nothing if plain decoding (1) is better. Trees of free sources are
+    verified as they are, or up to the budget: their first nodes, which a tree grown best first has on merit.
 
     A source that fails is a source without a draft, as long as another one answers.
 
     Args:
         sources: at least one; each also learns from every round, if it wants to (`rounds.Learner`).
-        costs: of drafting one token with each, >= 0, in units of a forward of the target with one row; 0 for look-ups.
-        row_cost: of verifying one more row, >= 0, in the same units.
+        costs: of drafting one token further with each, >= 0, in units of a round without drafts; 0 for look-ups.
+        row_cost: of verifying one more row, >= 0, in the same units; or a function of the number of sequences.
 
     Raises:
         InvalidOption: no sources, another number of costs, a cost that is negative or not finite.
@@ -90,18 +95,17 @@ class CombinedDrafter:
         num_failures: by source, how often it failed.
     """
 
-    def __init__(self, sources: Ordered[Drafter], costs: Ordered[float], row_cost: float = 0.0) -> None:
+    def __init__(self, sources: Ordered[Drafter], costs: Ordered[float], row_cost: RowCost = 0.0) -> None:
         if not sources or len(costs) != len(sources):
             raise InvalidOption("costs", costs, f"a number for each of {len(sources)} sources, at least one")
-        for cost in (*costs, row_cost):
+        for cost in costs if callable(row_cost) else (*costs, row_cost):
             if not (isfinite(cost) and cost >= 0):
                 raise InvalidOption("costs", cost, "finite numbers >= 0")
-        self.sources, self.row_cost = tuple(sources), row_cost
+        self.sources, self._costs, self._row_cost = tuple(sources), tuple(costs), row_cost
         self.name = "+".join(source.name for source in sources)
         kinds: set[Proposal] = {source.proposal for source in sources}
         self.proposal: Proposal = kinds.pop() if len(kinds) == 1 else "hybrid"
         self.num_uses, self.num_failures = [0] * len(sources), [0] * len(sources)
-        self._costs = [cost + row_cost for cost in costs]  # per node
         self._free = [i for i, s in enumerate(sources) if costs[i] == 0 and s.proposal == "point_mass"]
         self._costly = [i for i in range(len(sources)) if i not in self._free]
         self._states: WeakKeyDictionary[Sequence, _State] = WeakKeyDictionary()
@@ -124,7 +128,8 @@ class CombinedDrafter:
         Raises:
             Exception: whatever a source raised, if for one of the sequences none of those that were asked answered.
         """
-        plans = [_Plan(len(s.tokens), max(budget, 0)) for s, budget in zip(sequences, budgets, strict=True)]
+        row = self._row_cost(len(sequences)) if callable(self._row_cost) else self._row_cost
+        plans = [_Plan(len(s.tokens), max(budget, 0), row) for s, budget in zip(sequences, budgets, strict=True)]
         both = list(zip(sequences, plans, strict=True))
         for source in self._free:
             self._ask(source, [(sequence, plan, max(plan.budget, LOOK_AHEAD)) for sequence, plan in both])
@@ -194,25 +199,26 @@ class CombinedDrafter:
             value, nodes = self._offer(state.records[source], plan, source)
             if value > most:
                 plan.source, plan.nodes, most = source, nodes, value
-        waiting = [] if among is not None or plan.budget == 0 else self._overdue(state, plan.budget, most)
+        waiting = [] if among is not None or plan.budget == 0 else self._overdue(state, plan, most)
         if waiting:
             plan.source = max(waiting, key=lambda source: state.records[source].rounds_idle)
             plan.nodes = self._offer(state.records[plan.source], plan, plan.source)[1]
 
     def _offer(self, record: Record, plan: _Plan, source: int) -> tuple[float, int]:
         """Expected tokens per cost of a source's best draft, and its number of nodes; (0, 0) if there is none."""
+        costs = Costs(plan.row, self._costs[source])
         if source not in self._free:
-            return record.best(record.sizes(plan.budget), self._costs[source])
+            return record.best(record.sizes(plan.budget), costs)
         draft = plan.drafts.get(source, Draft())
-        return record.best(_sizes_within(draft, plan.budget), self._costs[source], _depth_class(draft))
+        return record.best(_sizes_within(draft, plan.budget), costs, _depth_class(draft))
 
-    def _overdue(self, state: _State, budget: int, most: float) -> list[int]:
+    def _overdue(self, state: _State, plan: _Plan, most: float) -> list[int]:
         """Sources that cost, were idle for long, and could be worth more than `most`."""
         return [
             source
             for source in self._costly
             if state.records[source].rounds_idle >= PROBE_EVERY - 1
-            and state.records[source].perfect(budget, self._costs[source]) > most
+            and state.records[source].perfect(plan.budget, Costs(plan.row, self._costs[source])) > most
         ]
 
     def _settle(self, state: _State, plan: _Plan) -> Draft:
@@ -238,8 +244,10 @@ class CombinedDrafter:
             record.rounds_idle = 0 if used else record.rounds_idle + 1
             record.learn(self._verified(v, record, source in plan.failed) if used else Outcome())
         if plan.source is not None and state.records[plan.source].misses_in_a_row == CHANGE:
-            for source, record in enumerate(state.records):
-                record.rounds_idle += PROBE_EVERY * (source != plan.source)
+            for source in self._costly:
+                if source != plan.source:
+                    state.records[source].doubt()
+                    state.records[source].rounds_idle += PROBE_EVERY
 
     def _judged(self, plan: _Plan, source: int, emitted: list[int]) -> Outcome:
         """How a free source's draft fared beside what was emitted; what goes on behind that is not judged."""
@@ -258,7 +266,9 @@ class CombinedDrafter:
 
     def _state(self, sequence: Sequence) -> _State:
         if sequence not in self._states:
-            priors = (FREE_PRIOR if i in self._free else COSTLY_PRIOR for i in range(len(self.sources)))
+            priors: Iterable[tuple[float, ...]] = (
+                FREE_PRIOR if i in self._free else COSTLY_PRIOR for i in range(len(self.sources))
+            )
             self._states[sequence] = _State([Record(prior) for prior in priors])
         return self._states[sequence]
 

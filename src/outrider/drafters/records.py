@@ -3,64 +3,116 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from operator import mul
 
-DECAY = 0.85
-"""Weight of all earlier rounds when a round tells something new."""
+LEVELS = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
+"""What a chance can be."""
 
-FADE = 0.97
-"""Weight of what is known when a round tells nothing: old news turns slowly into the prior."""
+SWITCH = 1 / 32
+"""How likely it is, after a round that told something, that the text has changed and the chance is another one."""
+
+FADE = 1 / 256
+"""The same after a round that told nothing."""
+
+KNOWN, CHANGED = 4.0, 1.0
+"""Tries that a prior weighs as much as: of a new text, of which drafters of its kind tell; and of a changed one."""
 
 NUM_CLASSES = 6
 """Classes of depth: 0 not known beforehand, then 1, 2 to 3, 4 to 7, 8 to 15, and 16 or more tokens."""
 
+Weights = tuple[float, ...]
+"""[len(LEVELS)] probabilities of the levels."""
+
+
+def beta(mean: float, tries: float) -> Weights:
+    """Weights of a Beta law with this mean that is worth so many tries."""
+    a, b = tries * mean, tries * (1 - mean)
+    return _normal([level ** (a - 1) * (1 - level) ** (b - 1) for level in LEVELS])
+
 
 @dataclass
 class Chance:
-    """A probability, as seen lately; the prior weighs as much as one try.
+    """A probability that stays what it is for some rounds and then is another one, seen through hits and misses.
 
-    News of the n-th round in a row that all went one way lets what speaks for the other way fade by DECAY to the n:
-    a source that begins to fit, or ceases to, is seen after a few rounds, and a steady mixture is hardly distorted.
+    Bayes' rule over `LEVELS` (a hidden Markov model whose state is drawn anew with probability `SWITCH` per round): a
+    steady mixture is estimated as its mean, and a change is seen after a few rounds.
+
+    Args:
+        weights: what is known.
+        changed: the law of a new state.
     """
 
-    hits: float = 0.0
-    misses: float = 0.0
-    run: int = 0  # rounds in a row that hit, or minus those that missed
+    weights: Weights
+    changed: Weights
+
+    @staticmethod
+    def of(mean: float) -> Chance:
+        """Before anything is known but what such chances are on average."""
+        return Chance(beta(mean, KNOWN), beta(mean, CHANGED))
 
     def learn(self, hits: int, tries: int) -> None:
         """Take in a round: so many tries, and how many of them hit; 0 tries tell nothing."""
-        if tries == 0:
-            self.hits, self.misses = FADE * self.hits, FADE * self.misses
-        if hits > 0:
-            self.run = max(self.run, 0) + 1
-            self.hits, self.misses = DECAY * self.hits + hits, DECAY**self.run * self.misses
-        if hits < tries:
-            self.run = min(self.run, 0) - 1
-            self.hits, self.misses = DECAY**-self.run * self.hits, DECAY * self.misses + tries - hits
+        if tries > 0:
+            misses = tries - hits
+            likelihoods = (level**hits * (1 - level) ** misses for level in LEVELS)
+            self.weights = _normal(list(map(mul, self.weights, likelihoods)))
+        self.doubt(SWITCH if tries > 0 else FADE)
 
-    def estimate(self, prior: float) -> float:
-        """The probability, in (0, 1)."""
-        return (prior + self.hits) / (1 + self.hits + self.misses)
+    def doubt(self, share: float) -> None:
+        """Hold it for so likely that the chance is another one now."""
+        self.weights = tuple((1 - share) * w + share * c for w, c in zip(self.weights, self.changed, strict=True))
+
+    @property
+    def mean(self) -> float:
+        """The probability of a hit, in (0, 1)."""
+        return float(sum(map(mul, self.weights, LEVELS)))
 
 
 @dataclass
 class Habit:
-    """How often the first token of a draft fits, and how often each one after a fitting one."""
+    """How often the tokens of a draft fit.
 
-    first: Chance = field(default_factory=Chance)
-    further: Chance = field(default_factory=Chance)
+    Args:
+        chances: one, of any token given those before it; or two, which differ in look-ups: of the first token, and of
+            each one after a fitting one.
+    """
+
+    chances: tuple[Chance, ...]
 
     def learn(self, matched: int, tried: int) -> None:
         """`matched` of the `tried` tokens that could be judged fitted, from the first on."""
-        self.first.learn(min(matched, 1), min(tried, 1))
-        self.further.learn(max(matched - 1, 0), max(min(matched + 1, tried) - 1, 0))
+        first, *further = self.chances
+        tries = min(matched + 1, tried)
+        cut = 1 if further else tries
+        first.learn(min(matched, cut), min(tries, cut))
+        for chance in further:
+            chance.learn(max(matched - 1, 0), max(tries - 1, 0))
 
-    def estimate(self, prior: tuple[float, float]) -> tuple[float, float]:
-        """Of the first token, and of each one after a fitting one."""
-        return self.first.estimate(prior[0]), self.further.estimate(prior[1])
+    def expected(self, depth: float) -> float:
+        """Tokens that fit of a draft of this depth, at least 1."""
+        first, further = self.chances[0].mean, self.chances[-1].mean
+        return float(first * (1 - further**depth) / (1 - further))
 
 
-@dataclass
+@dataclass(frozen=True)
+class Costs:
+    """Of a round with a draft, in units of one without.
+
+    Args:
+        row: of verifying one node.
+        level: of drafting one token further.
+    """
+
+    row: float
+    level: float
+
+    def round(self, nodes: int, depth: float) -> float:
+        """Of all of it."""
+        return 1 + self.row * nodes + self.level * depth
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a round told of a source; by default nothing."""
 
@@ -70,39 +122,45 @@ class Outcome:
 
 
 class Record:
-    """What one source was worth for one sequence, given its chances beforehand."""
+    """What one source was worth for one sequence.
 
-    def __init__(self, prior: tuple[float, float]) -> None:
-        self.uses = self.rounds_idle = 0
+    Args:
+        prior: means of the chances of its `Habit`, before anything is known.
+    """
+
+    def __init__(self, prior: tuple[float, ...]) -> None:
+        self.uses = self.rounds_idle = self.misses_in_a_row = 0
         self.nodes_per_depth = 1.0  # of its last draft; more in a tree
-        self._prior = prior
-        self._overall = Habit()
-        self._by_class = [Habit() for _ in range(NUM_CLASSES)]
+        self.overall, self.by_class = Habit(tuple(map(Chance.of, prior))), dict[int, Habit]()
 
     def learn(self, outcome: Outcome) -> None:
         """Take in a round."""
-        self._overall.learn(outcome.matched, outcome.tried)
-        for depth_class, habit in enumerate(self._by_class):
-            tells = depth_class == outcome.depth_class
-            habit.learn(outcome.matched if tells else 0, outcome.tried if tells else 0)
+        if outcome.tried > 0:
+            self.misses_in_a_row = 0 if outcome.matched > 0 else self.misses_in_a_row + 1
+        self.overall.learn(outcome.matched, outcome.tried)
+        if outcome.depth_class > 0:
+            habit = self._habit(outcome.depth_class)
+            for chance, overall in zip(habit.chances, self.overall.chances, strict=True):
+                chance.changed = overall.weights
+            habit.learn(outcome.matched, outcome.tried)
 
-    @property
-    def misses_in_a_row(self) -> int:
-        """Rounds since the first token of a draft last fitted."""
-        return -self._overall.first.run
+    def doubt(self) -> None:
+        """Hold it for as likely as not that the text has changed."""
+        for chance in self.overall.chances:
+            chance.doubt(0.5)
 
-    def best(self, sizes: Iterable[tuple[int, float]], cost: float, depth_class: int = 0) -> tuple[float, int]:
+    def best(self, sizes: Iterable[tuple[int, float]], costs: Costs, depth_class: int = 0) -> tuple[float, int]:
         """The most expected tokens per cost among drafts of these sizes, and its nodes; (0, 0) if there is none.
 
         Args:
             sizes: nodes and depth.
-            cost: per node.
+            costs: of them.
             depth_class: of the whole draft, if known.
         """
-        first, further = self._by_class[depth_class].estimate(self._overall.estimate(self._prior))
+        habit = self._habit(depth_class) if depth_class > 0 else self.overall
         best = 0.0, 0
         for nodes, depth in sizes:
-            value = (1 + first * (1 - further**depth) / (1 - further)) / (1 + cost * nodes)
+            value = (1 + habit.expected(max(depth, 1.0))) / costs.round(nodes, depth)
             if value > best[0]:
                 best = value, nodes
         return best
@@ -111,6 +169,17 @@ class Record:
         """Nodes and likely depth of all that may be asked for, shaped like its last draft."""
         return ((nodes, nodes / self.nodes_per_depth) for nodes in range(1, budget + 1))
 
-    def perfect(self, budget: int, cost: float) -> float:
+    def perfect(self, budget: int, costs: Costs) -> float:
         """Most tokens per cost if all it drafts were right."""
-        return max((1 + depth) / (1 + cost * nodes) for nodes, depth in self.sizes(budget))
+        return max((1 + depth) / costs.round(nodes, depth) for nodes, depth in self.sizes(budget))
+
+    def _habit(self, depth_class: int) -> Habit:
+        """Of drafts of this depth; what holds for all, until one was judged and where the text has changed."""
+        if depth_class not in self.by_class:
+            self.by_class[depth_class] = Habit(tuple(map(replace, self.overall.chances)))
+        return self.by_class[depth_class]
+
+
+def _normal(weights: list[float]) -> Weights:
+    total = sum(weights)
+    return tuple(weight / total for weight in weights)
