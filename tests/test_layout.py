@@ -35,7 +35,8 @@ MAY_IMPORT = {
     "blocks": METHOD,
     "engine": METHOD | {"blocks", "guard", "rules"},
     "models": METHOD,
-    "drafters": METHOD | {"models"},
+    "storage": set(),
+    "drafters": METHOD | {"models", "storage"},
 }
 """Parts of the package that are bound to import nothing else of it; all other parts may import anything."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from outrider.models.early_exit import EarlyExitTarget
 from outrider.models.opening import Opened, Progress, open_model
 from outrider.models.quantise import load_quantised
 from outrider.models.tokenizer import compare_vocabularies
-from outrider.planning.costs import relative_cost, row_cost
+from outrider.planning.costs import VerifyCost, relative_cost, verify_cost
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,25 @@ class Setting:
     progress: Progress | None = None
     head: StoredHead | None = None
 
+    @cached_property
+    def verify_cost(self) -> VerifyCost:
+        """What the target's forwards cost."""
+        return verify_cost(self.target.model, self.slots)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A drafter, and what it costs.
+
+    Args:
+        drafter: made.
+        level: of drafting one token further, in units of the target's forward of one row; 0 for what costs nothing,
+            and for combinations, which know it themselves.
+    """
+
+    drafter: Drafter
+    level: float
+
 
 def early_exit_target(target: Model, layers: str, invariant: bool) -> EarlyExitTarget:
     """The target with a way out after its first layers; where bits count, it reuses only what keeps them.
@@ -62,7 +82,7 @@ def early_exit_target(target: Model, layers: str, invariant: bool) -> EarlyExitT
     return EarlyExitTarget(target, int(layers), reuse=None if invariant else True)
 
 
-def build_drafter(choices: tuple[Choice, ...], setting: Setting) -> Drafter:
+def build_drafter(choices: tuple[Choice, ...], setting: Setting) -> Built:
     """The drafter, or the combination of several.
 
     Raises:
@@ -71,16 +91,17 @@ def build_drafter(choices: tuple[Choice, ...], setting: Setting) -> Drafter:
     """
     built = [_build(choice, setting) for choice in choices]
     if len(built) == 1:
-        return built[0][0]
+        return Built(*built[0])
     drafters, costs = [drafter for drafter, _ in built], [cost for _, cost in built]
-    return CombinedDrafter(drafters, costs, row_cost(setting.target.model))
+    priors = [choice.entry.prior for choice in choices]
+    return Built(CombinedDrafter(drafters, costs, setting.verify_cost.per_row, priors), 0.0)
 
 
 def _build(choice: Choice, setting: Setting) -> tuple[Drafter, float]:
     """The drafter and what it costs per drafted token, in units of the target's forward of one row."""
     options = dict(choice.options)
     if choice.wants_row_cost:
-        options["row_cost"] = row_cost(setting.target.model)
+        options["row_cost"] = setting.verify_cost.per_row()
     if choice.entry.is_free:
         return make_free(choice, options, setting.corpus), 0.0
     if choice.entry.name == "early-exit":

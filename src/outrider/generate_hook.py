@@ -30,6 +30,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from outrider.core import Drafter
 from outrider.drafters import ModelDrafter, build, check_drafter
+from outrider.drafting import Built
 from outrider.engine import Engine
 from outrider.errors import InvalidOption
 from outrider.loading import check_options, check_trees, default_drafter, pace_of, parse_drafter
@@ -157,9 +158,8 @@ def custom_generate(
     chosen = choose_rule(rule, made.proposal, allow_lossy=allow_lossy)
     choices = parse_drafter(drafter)
     check_trees(choices, chosen, target)
-    engine = Engine(
-        target, made, chosen, pace_of(num_draft_tokens, choices), slots=slots, context_length=context_length
-    )
+    pace = pace_of(num_draft_tokens, choices, Built(made, 0.0))
+    engine = Engine(target, made, chosen, pace, slots=slots, context_length=context_length)
     _decode(engine, _add(engine, call, rows, seed), call, stream)
     return _packed(rows, call)
 

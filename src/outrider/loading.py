@@ -15,7 +15,8 @@ from outrider.drafters.catalogue import SEPARATOR, TREE_NODES, Choice, parse
 from outrider.drafters.corpus import Corpus, open_corpus
 from outrider.drafters.corpus_build import check_file
 from outrider.drafters.heads.stored import StoredHead
-from outrider.drafting import Setting, build_drafter, early_exit_target
+from outrider.drafters.records import LOOK_UP, MODEL
+from outrider.drafting import Built, Setting, build_drafter, early_exit_target
 from outrider.engine import INVARIANT_WIDTH, Engine
 from outrider.errors import InvalidOption
 from outrider.generation import TextEngine
@@ -87,12 +88,11 @@ def load(
     opened = open_model(target, precision, place, progress, tokenizer, context_length)
     model, head = _prepared(choices, opened, invariant)
     length = min(model.context_length, DEFAULT_CONTEXT) if context_length is None else context_length
-    if isinstance(drafter, str):
-        texts = _corpus(corpus, opened, progress)
-        drafter = build_drafter(choices, Setting(opened, model, slots, length, place, texts, progress, head))
-    chosen, pace = _rule(rule, drafter, allow_lossy), pace_of(num_draft_tokens, choices)
+    setting = Setting(opened, model, slots, length, place, _corpus(corpus, opened, progress), progress, head)
+    built = build_drafter(choices, setting) if isinstance(drafter, str) else Built(drafter, 0.0)
+    chosen, pace = _rule(rule, built.drafter, allow_lossy), pace_of(num_draft_tokens, choices, built, setting)
     check_trees(choices, chosen, model)
-    engine = Engine(model, drafter, chosen, pace, slots=slots, context_length=length, invariant=invariant)
+    engine = Engine(model, built.drafter, chosen, pace, slots=slots, context_length=length, invariant=invariant)
     return TextEngine(engine, opened.tokenizer)
 
 
@@ -230,9 +230,23 @@ def check_trees(choices: tuple[Choice, ...], rule: Rule, model: Model) -> None:
             raise InvalidOption("drafter", choice.entry.name, "one that drafts chains", fix)
 
 
-def pace_of(wanted: int | str, choices: tuple[Choice, ...]) -> Pace:
-    """The pace for what a user asked: a fixed number of nodes, or with "auto" what suits the drafter."""
+def pace_of(wanted: int | str, choices: tuple[Choice, ...], built: Built, setting: Setting | None = None) -> Pace:
+    """The pace for what a user asked: a fixed number of nodes, or with "auto" what suits the drafter.
+
+    Args:
+        wanted: as in `load`.
+        choices: what the drafter's name means; () for a user's own.
+        built: it.
+        setting: its own, to measure what rows cost; None takes a usual cost.
+    """
     if wanted != "auto":
         return FixedPace(int(wanted))
     nodes = [choice.nodes for choice in choices]
-    return FixedPace(max(*nodes, TREE_NODES)) if any(nodes) or len(choices) > 1 else AutoPace()
+    if any(nodes) or len(choices) > 1:
+        return FixedPace(max(*nodes, TREE_NODES))
+    if built.drafter.name == "none":
+        return FixedPace(0)
+    usual = LOOK_UP if built.drafter.proposal == "point_mass" else MODEL
+    prior = choices[0].entry.prior if choices else usual
+    row_cost = None if setting is None else setting.verify_cost.per_row
+    return AutoPace(prior=prior, level=built.level, row_cost=row_cost)

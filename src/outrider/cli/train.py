@@ -262,9 +262,10 @@ def _recipe(numbers: dict[str, Any], init: str | None) -> dict[str, Any]:
     """What an EAGLE kind is given of its recipe; a head that was begun is past the first, simpler lessons."""
     from outrider.training.eagle import Recipe
 
-    unroll, begun = _given(steps=numbers.get("unroll")), init is not None
-    shares = {"single_share": 0.0, "kl_share": 0.0} if begun else {}
-    return {"recipe": Recipe(**unroll, **shares)} if unroll or shares else {}
+    options: dict[str, Any] = _given(steps=numbers.get("unroll"))
+    if init is not None:
+        options |= {"single_share": 0.0, "kl_share": 0.0}
+    return {"recipe": Recipe(**options)} if options else {}
 
 
 def _pace(numbers: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.model_tree import read_form
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
+from outrider.drafters.records import COPY, LOOK_UP, MODEL
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import InvalidOption
@@ -50,6 +51,7 @@ class Entry:
         is_free: whether proposing costs no forward of a model.
         always_tree: whether its drafts are trees whatever the options.
         is_head: whether it reads states of the target.
+        prior: chances of its tokens before anything is known, see `records.Habit`.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Entry:
     is_free: bool = True
     always_tree: bool = False
     is_head: bool = False
+    prior: tuple[float, ...] = LOOK_UP
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -123,6 +126,7 @@ ENTRIES = (
         "Targets that were trained for it (LayerSkip); the early layers of others predict too little.",
         proposal="sampled",
         is_free=False,
+        prior=MODEL,
     ),
     Entry(
         "quantised",
@@ -134,6 +138,7 @@ ENTRIES = (
         "A target at float32 or float16 whose bytes are the bottleneck; nearly every token is accepted.",
         proposal="sampled",
         is_free=False,
+        prior=COPY,
     ),
     Entry(
         "model",
@@ -145,6 +150,7 @@ ENTRIES = (
         "Open text, when the small model is at least four times cheaper and agrees with the target.",
         proposal="sampled",
         is_free=False,
+        prior=MODEL,
     ),
     Entry(
         "eagle",
@@ -157,6 +163,7 @@ ENTRIES = (
         proposal="sampled",
         is_free=False,
         is_head=True,
+        prior=MODEL,
     ),
     Entry(
         "medusa",
@@ -169,6 +176,7 @@ ENTRIES = (
         proposal="sampled",
         is_free=False,
         is_head=True,
+        prior=MODEL,
     ),
     Entry(
         "mlp",
@@ -181,6 +189,7 @@ ENTRIES = (
         proposal="sampled",
         is_free=False,
         is_head=True,
+        prior=MODEL,
     ),
 )
 CATALOGUE = {entry.name: entry for entry in ENTRIES}

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from outrider.core import Draft, Drafter, Proposal, Sequence
-from outrider.drafters.records import NUM_CLASSES, Costs, Outcome, Record
+from outrider.drafters.records import LOOK_UP, MODEL, NUM_CLASSES, Costs, Outcome, Record
 from outrider.errors import InvalidOption
 from outrider.rounds import Verified
 from outrider.tree import check, depths, is_chain
@@ -32,12 +32,6 @@ CHANGE = 2
 
 LOOK_AHEAD = 16
 """Nodes that a look-up is asked for at least: what does not fit in the budget is not verified but tells its depth."""
-
-FREE_PRIOR = (0.35, 0.85)
-"""Chances of a look-up's first token, and of each one after a fitting one (public profiles of n-gram drafts)."""
-
-COSTLY_PRIOR = (0.5,)
-"""The same for a model or head, whose places are alike (public profiles of EAGLE drafts)."""
 
 
 RowCost = float | Callable[[int], float]
@@ -86,6 +80,7 @@ class CombinedDrafter:
         sources: at least one; each also learns from every round, if it wants to (`rounds.Learner`).
         costs: of drafting one token further with each, >= 0, in units of a round without drafts; 0 for look-ups.
         row_cost: of verifying one more row, >= 0, in the same units; or a function of the number of sequences.
+        priors: chances of each one's tokens before anything is known, see `records.Habit`; None for what is usual.
 
     Raises:
         InvalidOption: no sources, another number of costs, a cost that is negative or not finite.
@@ -95,7 +90,13 @@ class CombinedDrafter:
         num_failures: by source, how often it failed.
     """
 
-    def __init__(self, sources: Ordered[Drafter], costs: Ordered[float], row_cost: RowCost = 0.0) -> None:
+    def __init__(
+        self,
+        sources: Ordered[Drafter],
+        costs: Ordered[float],
+        row_cost: RowCost = 0.0,
+        priors: Ordered[tuple[float, ...]] | None = None,
+    ) -> None:
         if not sources or len(costs) != len(sources):
             raise InvalidOption("costs", costs, f"a number for each of {len(sources)} sources, at least one")
         for cost in costs if callable(row_cost) else (*costs, row_cost):
@@ -108,6 +109,7 @@ class CombinedDrafter:
         self.num_uses, self.num_failures = [0] * len(sources), [0] * len(sources)
         self._free = [i for i, s in enumerate(sources) if costs[i] == 0 and s.proposal == "point_mass"]
         self._costly = [i for i in range(len(sources)) if i not in self._free]
+        self._priors = priors or [LOOK_UP if i in self._free else MODEL for i in range(len(sources))]
         self._states: WeakKeyDictionary[Sequence, _State] = WeakKeyDictionary()
 
     @property
@@ -266,10 +268,7 @@ class CombinedDrafter:
 
     def _state(self, sequence: Sequence) -> _State:
         if sequence not in self._states:
-            priors: Iterable[tuple[float, ...]] = (
-                FREE_PRIOR if i in self._free else COSTLY_PRIOR for i in range(len(self.sources))
-            )
-            self._states[sequence] = _State([Record(prior) for prior in priors])
+            self._states[sequence] = _State([Record(prior) for prior in self._priors])
         return self._states[sequence]
 
 

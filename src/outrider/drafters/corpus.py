@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 import zlib
@@ -23,6 +22,7 @@ import numpy as np
 from outrider.drafters.corpus_build import Array, Arrays, Encoder, Packing, Progress, build, read_text
 from outrider.drafters.growth import Children
 from outrider.errors import InvalidOption
+from outrider.storage import cache_folder
 
 FORMAT = 1
 """Of the stored arrays; a change makes every stored corpus be built again."""
@@ -180,18 +180,13 @@ def open_corpus(
     """
     paths = [Path(file) for file in ([files] if isinstance(files, (str, Path)) else files)]
     contents = [read_text(path) for path in paths]
-    folder = _cache() / _digest(contents, tokenizer)
+    folder = cache_folder("corpora") / _digest(contents, tokenizer)
     arrays = _load(folder)
     if arrays is None:
         _store(build(contents, tokenizer, progress), folder)
         arrays = _load(folder)
         assert arrays is not None
     return Corpus(arrays, tokenizer.vocab_size)
-
-
-def _cache() -> Path:
-    root = os.environ.get("OUTRIDER_CACHE")
-    return (Path(root) if root else Path.home() / ".cache" / "outrider") / "corpora"
 
 
 def _digest(contents: Ordered[bytes], tokenizer: Encoder) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from operator import mul
 
 LEVELS = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
@@ -18,13 +19,29 @@ FADE = 1 / 256
 KNOWN, CHANGED = 4.0, 1.0
 """Tries that a prior weighs as much as: of a new text, of which drafters of its kind tell; and of a changed one."""
 
+NEARLY = 0.03
+"""Of the value of the best draft, what is given up to leave a length as it is."""
+
+NEVER = 1 << 30
+"""Rounds since a drafter was asked that never was."""
+
 NUM_CLASSES = 6
 """Classes of depth: 0 not known beforehand, then 1, 2 to 3, 4 to 7, 8 to 15, and 16 or more tokens."""
+
+LOOK_UP = (0.35, 0.85)
+"""Chances of a look-up's first token, and of each one after a fitting one (public profiles of n-gram drafts)."""
+
+MODEL = (0.5,)
+"""The same of a model or a head, whose places are alike (public profiles of EAGLE drafts)."""
+
+COPY = (0.9,)
+"""The same of the target itself, rounded."""
 
 Weights = tuple[float, ...]
 """[len(LEVELS)] probabilities of the levels."""
 
 
+@cache
 def beta(mean: float, tries: float) -> Weights:
     """Weights of a Beta law with this mean that is worth so many tries."""
     a, b = tries * mean, tries * (1 - mean)
@@ -89,10 +106,10 @@ class Habit:
         for chance in further:
             chance.learn(max(matched - 1, 0), max(tries - 1, 0))
 
-    def expected(self, depth: float) -> float:
-        """Tokens that fit of a draft of this depth, at least 1."""
-        first, further = self.chances[0].mean, self.chances[-1].mean
-        return float(first * (1 - further**depth) / (1 - further))
+    @property
+    def means(self) -> tuple[float, float]:
+        """The chance of the first token, and of each one after a fitting one."""
+        return self.chances[0].mean, self.chances[-1].mean
 
 
 @dataclass(frozen=True)
@@ -129,8 +146,9 @@ class Record:
     """
 
     def __init__(self, prior: tuple[float, ...]) -> None:
-        self.uses = self.rounds_idle = self.misses_in_a_row = 0
-        self.nodes_per_depth = 1.0  # of its last draft; more in a tree
+        self.uses = self.misses_in_a_row = 0
+        self.rounds_idle = NEVER
+        self.nodes, self.nodes_per_depth = 0, 1.0  # of its last draft; more than 1 in a tree
         self.overall, self.by_class = Habit(tuple(map(Chance.of, prior))), dict[int, Habit]()
 
     def learn(self, outcome: Outcome) -> None:
@@ -149,21 +167,27 @@ class Record:
         for chance in self.overall.chances:
             chance.doubt(0.5)
 
-    def best(self, sizes: Iterable[tuple[int, float]], costs: Costs, depth_class: int = 0) -> tuple[float, int]:
+    def best(
+        self, sizes: Iterable[tuple[int, float]], costs: Costs, depth_class: int = 0, last: int = 0
+    ) -> tuple[float, int]:
         """The most expected tokens per cost among drafts of these sizes, and its nodes; (0, 0) if there is none.
 
         Args:
             sizes: nodes and depth.
             costs: of them.
             depth_class: of the whole draft, if known.
+            last: nodes that are taken if they are worth nearly the most.
         """
-        habit = self._habit(depth_class) if depth_class > 0 else self.overall
-        best = 0.0, 0
-        for nodes, depth in sizes:
-            value = (1 + habit.expected(max(depth, 1.0))) / costs.round(nodes, depth)
-            if value > best[0]:
-                best = value, nodes
-        return best
+        first, further = (self._habit(depth_class) if depth_class > 0 else self.overall).means
+        values = {
+            nodes: (1 + first * (1 - further ** max(depth, 1.0)) / (1 - further)) / costs.round(nodes, depth)
+            for nodes, depth in sizes
+        }
+        if not values:
+            return 0.0, 0
+        best = max(values, key=values.__getitem__)
+        nodes = last if values.get(last, 0.0) > (1 - NEARLY) * values[best] else best
+        return values[nodes], nodes
 
     def sizes(self, budget: int) -> Iterable[tuple[int, float]]:
         """Nodes and likely depth of all that may be asked for, shaped like its last draft."""

@@ -1,29 +1,79 @@
-"""What forwards cost on this machine, measured. It knows models, not drafts."""
+"""What forwards cost on this machine: measured once per machine, model and precision, and kept. It knows no drafts.
+
+Kept, because what is drafted follows from it, and so does the text of a seed at temperatures above 0: the same machine
+must not find another cost in every run.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import os
+import platform
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from outrider.core import Block, Model
+from outrider.storage import cache_folder
 
-WIDTH = 16
-"""Rows of the wide forward that is compared with one row."""
+WIDTH = 8
+"""Rows per sequence of the wide round that is compared with a plain one."""
+
+MOST_ROWS = 256
+"""Rows of the widest forward that is measured; beyond it costs are extrapolated."""
 
 REPEATS = 5
 
 
-def row_cost(model: Model) -> float:
-    """Cost of one more row in a block, in units of a forward of one row; at least 0.
+@dataclass(frozen=True)
+class VerifyCost:
+    """What a forward costs by its rows, those of all sequences together.
 
-    The slope between 1 and `WIDTH` rows, from interleaved forwards on an empty cache, in steps of a twentieth: so small
-    differences between two measurements mostly do not change the trees that are grown with it.
+    Args:
+        rows: [n] ascending, at least 2 of them.
+        units: [n] of a forward of rows[0] rows, the first 1.0, never falling.
     """
-    wide = min(WIDTH, model.context_length)
-    narrow_seconds, wide_seconds = _medians([(model, 1), (model, wide)])
-    return round(20 * max(0.0, wide_seconds / narrow_seconds - 1) / max(1, wide - 1)) / 20
+
+    rows: tuple[int, ...]
+    units: tuple[float, ...]
+
+    def __call__(self, rows: float) -> float:
+        """Of so many rows, between and beyond those that were measured in straight lines."""
+        right = min(max(1, bisect_right(self.rows, rows)), len(self.rows) - 1)
+        (low, high), (least, most) = self.rows[right - 1 : right + 1], self.units[right - 1 : right + 1]
+        return least + (most - least) * (rows - low) / (high - low)
+
+    def per_row(self, sequences: int = 1) -> float:
+        """Of one more row of one sequence, at least 0, in units of what a plain round costs each of so many."""
+        return max(0.0, round((self(WIDTH * sequences) / self(sequences) - 1) / (WIDTH - 1), 2))
+
+
+def verify_cost(model: Model, slots: int = 1) -> VerifyCost:
+    """What forwards of this model cost: as kept, or measured now.
+
+    Args:
+        model: anything that can be run.
+        slots: sequences decoded together, at most.
+    """
+    widest = min(MOST_ROWS, WIDTH * slots, model.context_length)
+    widths = [width for width in (1 << power for power in range(20)) if width <= max(2, widest)]
+    kept = _kept(model)
+    found = _read(kept)
+    if any(width not in found for width in widths):
+        found = dict(zip(widths, _medians([(model, width) for width in widths]), strict=True))
+        _write(kept, found)
+    seconds = list(accumulate((found[width] for width in sorted(found)), max))  # more rows never cost less
+    return VerifyCost(tuple(sorted(found)), tuple(each / seconds[0] for each in seconds))
 
 
 def relative_cost(draft: Model, target: Model) -> float:
@@ -32,15 +82,68 @@ def relative_cost(draft: Model, target: Model) -> float:
     return max(0.1, round(draft_seconds / target_seconds, 1))
 
 
-def _medians(forwards: list[tuple[Model, int]]) -> list[float]:
+def fingerprint(model: Model) -> dict[str, Any]:
+    """What costs depend on: the machine, the threads, the shape of the model and its precision."""
+    device = torch.device(getattr(model, "device", "cpu"))
+    processor = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    machine = {"processor": processor, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    shape = repr(getattr(model, "config", None))
+    return {
+        **machine,
+        "torch": torch.__version__,
+        "model": type(model).__name__,
+        "shape": shape,
+        "precision": model.precision,
+    }
+
+
+@cache
+def _processor() -> str:
+    """The name of the processor."""
+    with contextlib.suppress(OSError):
+        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        if names:
+            return names[0].partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _kept(model: Model) -> Path | None:
+    """Where the costs of a model are kept; None for a model whose shape is not known."""
+    if getattr(model, "config", None) is None:
+        return None
+    text = json.dumps(fingerprint(model), sort_keys=True)
+    return cache_folder("costs") / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def _read(path: Path | None) -> dict[int, float]:
+    """Seconds by rows; what cannot be read is measured again."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
+        seconds = {int(rows): float(taken) for rows, taken in found.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+    return seconds if all(rows > 0 and 0 < taken < 1e6 for rows, taken in seconds.items()) else {}
+
+
+def _write(path: Path | None, seconds: dict[int, float]) -> None:
+    """Keep them, if there is a place; without one they are measured in every run."""
+    if path is None:
+        return
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps(seconds), encoding="utf-8")
+        new.replace(path)
+
+
+def _medians(forwards: Iterable[tuple[Model, int]]) -> list[float]:
     """Median seconds of each (model, number of rows), all in turn; the first turn warms up."""
-    taken: list[list[float]] = [[] for _ in forwards]
-    caches = [model.new_cache(1, width) for model, width in forwards]
+    each = [(model, width, model.new_cache(1, width), list[float]()) for model, width in forwards]
     for repeat in range(REPEATS + 1):
-        for (model, width), cache, times in zip(forwards, caches, taken, strict=True):
+        for model, width, room, taken in each:
             row = torch.arange(width)[None]
             start = perf_counter()
-            model.forward(Block(row % model.vocab_size, row, (0,), (width,)), cache)
+            model.forward(Block(row % model.vocab_size, row, (0,), (width,)), room)
             if repeat > 0:
-                times.append(perf_counter() - start)
-    return [median(times) for times in taken]
+                taken.append(perf_counter() - start)
+    return [median(taken) for _, _, _, taken in each]

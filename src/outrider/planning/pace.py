@@ -1,16 +1,21 @@
-"""Paces: how many tokens to draft, from what was accepted in earlier rounds alone. They know no costs."""
+"""Paces: how many tokens to draft, from what was accepted in earlier rounds and what a round costs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from math import isfinite
 from weakref import WeakKeyDictionary
 
 from outrider.core import Sequence
+from outrider.drafters.records import LOOK_UP, Costs, Outcome, Record
 from outrider.errors import InvalidOption
 from outrider.rounds import Round
 
 MAX_K = 64
 """Longest draft that may be asked for."""
+
+ROW_COST = 0.05
+"""Of one more row, in units of a forward of one, where nobody measured it."""
 
 
 class FixedPace:
@@ -34,86 +39,81 @@ class FixedPace:
         """Nothing to learn."""
 
 
-@dataclass
-class _Habit:
-    """What one sequence's drafts have been worth: `mean` is a moving average of accepted lengths."""
-
-    k: int
-    mean: float
-    whole_in_a_row: int = 0
-    rounds_without_draft: int = 0
-
-
 class AutoPace:
-    """A draft length per sequence, one more than what was accepted lately, and 0 where drafts keep failing.
+    """A draft length per sequence: the one of most expected tokens per cost, and 0 where plain decoding has more.
 
-    - The mean of accepted lengths forgets by `DECAY` per round. A draft of n tokens that was accepted whole would have
-      gone on: it counts as n + the number of whole drafts in a row, at most 2n, and never lowers the mean.
-    - k follows mean + 1, but moves only when it is off by more than a quarter, so that it does not flip.
-    - A mean below `GIVE_UP` sets k = 0. From there every `PROBE_EVERY`-th round drafts one token; an accepted probe
-      sets k = 1 with a mean of `RESUME`.
+    - What was accepted so far tells, by `records.Record`, the chance of the next drafted tokens; what a round costs
+      with so many rows for so many sequences is known beforehand. Both together give the best k.
+    - From k = 0 every `PROBE_EVERY`-th round, the first among them, drafts one token, unless not even a perfect draft
+      would be worth its cost.
     - A round in which nothing was drafted, by the drafter's own choice, teaches nothing, and a probe waits for one
       that does.
 
-    The state of a sequence is its own and is forgotten when it ends.
+    It looks at earlier rounds alone, so the law stays the target's. The state of a sequence is its own and is forgotten
+    when it ends; of the others only their number counts, since it decides what a row costs.
 
     Args:
         cap: the largest k, in [1, 64].
-        start: k of a new sequence; None for 4 or the cap.
+        prior: chances before anything is known, see `records.Habit`: `LOOK_UP` or `MODEL`, or as planned.
+        level: cost of drafting one token further, >= 0, in units of a plain round.
+        row_cost: cost of one more row of a sequence, >= 0, in the same units, by the number of sequences; None for
+            `ROW_COST`.
 
     Raises:
-        InvalidOption: a cap or start outside its range.
+        InvalidOption: a value outside its range.
     """
 
-    DECAY = 0.85
-    GIVE_UP = 0.15
-    RESUME = 0.5
     PROBE_EVERY = 16
 
-    def __init__(self, cap: int = 16, start: int | None = None) -> None:
-        self.cap = _checked("cap", cap, 1)
-        self.start = min(4, self.cap) if start is None else _checked("start", start, 1, self.cap)
-        self._habits: WeakKeyDictionary[Sequence, _Habit] = WeakKeyDictionary()
+    def __init__(
+        self,
+        cap: int = 16,
+        prior: tuple[float, ...] = LOOK_UP,
+        level: float = 0.0,
+        row_cost: Callable[[int], float] | None = None,
+    ) -> None:
+        self.cap, self.prior = _checked("cap", cap, 1), prior
+        if not (isfinite(level) and level >= 0):
+            raise InvalidOption("level", level, "a finite number >= 0")
+        if not prior or not all(0 < chance < 1 for chance in prior):
+            raise InvalidOption("prior", prior, "chances between 0 and 1")
+        self._level, self._row_cost = level, row_cost
+        self._records: WeakKeyDictionary[Sequence, Record] = WeakKeyDictionary()
 
     def budgets(self, sequences: list[Sequence]) -> list[int]:
         """See `rounds.Pace`."""
-        return [self._budget(self._habit(sequence)) for sequence in sequences]
+        row = ROW_COST if self._row_cost is None else self._row_cost(len(sequences))
+        costs = Costs(row, self._level)
+        return [self._budget(self._record(sequence), costs) for sequence in sequences]
 
     def observe(self, rounds: list[Round]) -> None:
         """See `rounds.Pace`."""
         for round_ in rounds:
             if round_.finish_reason is not None:
-                self._habits.pop(round_.sequence, None)
+                self._records.pop(round_.sequence, None)
             elif round_.num_drafted > 0:
-                self._learn(self._habit(round_.sequence), round_.depth, round_.num_accepted)
+                self._learn(self._record(round_.sequence), round_)
             else:
-                self._habit(round_.sequence).rounds_without_draft += 1
+                record = self._record(round_.sequence)
+                record.rounds_idle += 1
+                record.learn(Outcome())
 
-    def _habit(self, sequence: Sequence) -> _Habit:
-        return self._habits.setdefault(sequence, _Habit(self.start, self.start - 1.0))
+    def _record(self, sequence: Sequence) -> Record:
+        if sequence not in self._records:
+            self._records[sequence] = Record(self.prior)
+        return self._records[sequence]
 
-    def _budget(self, habit: _Habit) -> int:
-        return 1 if habit.k == 0 and habit.rounds_without_draft >= self.PROBE_EVERY - 1 else habit.k
+    def _budget(self, record: Record, costs: Costs) -> int:
+        value, nodes = record.best(record.sizes(self.cap), costs, last=record.nodes)
+        if value > 1:
+            record.nodes = nodes
+            return nodes
+        overdue = record.rounds_idle >= self.PROBE_EVERY - 1 and record.perfect(self.cap, costs) > 1
+        return int(overdue)
 
-    def _learn(self, habit: _Habit, num_drafted: int, num_accepted: int) -> None:
-        habit.rounds_without_draft = 0
-        if habit.k == 0:  # a probe
-            if num_accepted > 0:
-                habit.k, habit.mean = 1, self.RESUME
-            return
-        habit.mean = self.DECAY * habit.mean + (1 - self.DECAY) * self._worth(habit, num_drafted, num_accepted)
-        if habit.mean < self.GIVE_UP:
-            habit.k = 0
-        elif abs(habit.mean + 1 - habit.k) > max(0.75, habit.k / 4):
-            habit.k = min(self.cap, round(habit.mean + 1))
-
-    def _worth(self, habit: _Habit, num_drafted: int, num_accepted: int) -> float:
-        """What a draft tells of the accepted length that an endless draft would have had."""
-        if num_accepted < num_drafted:
-            habit.whole_in_a_row = 0
-            return num_accepted
-        habit.whole_in_a_row += 1
-        return max(habit.mean, min(1.5 * self.cap, num_drafted + min(habit.whole_in_a_row, num_drafted)))
+    def _learn(self, record: Record, round_: Round) -> None:
+        record.rounds_idle, record.nodes_per_depth = 0, round_.num_drafted / round_.depth
+        record.learn(Outcome(matched=round_.num_accepted, tried=round_.depth))
 
 
 def _checked(name: str, value: int, smallest: int, largest: int = MAX_K) -> int:
