@@ -33,15 +33,21 @@ Prompts = Mapping[str, Ordered[Prompt]]
 """Kind -> prompts."""
 
 
-def check_kinds(kinds: Iterable[str]) -> None:
-    """Refuse kinds that there are not.
+def check_built_in(kinds: Iterable[str], per_kind: int | None) -> None:
+    """Refuse what does not come with the package.
+
+    Args:
+        kinds: that are wanted.
+        per_kind: how many prompts of each; None for all.
 
     Raises:
-        InvalidOption: naming the first of them.
+        InvalidOption: a kind that there is not, or more prompts of it than there are.
     """
     for kind in kinds:
         if kind not in PROMPTS:
             raise InvalidOption("kind", kind, ", ".join(PROMPTS))
+        if per_kind is not None and per_kind > len(PROMPTS[kind]):
+            raise InvalidOption("prompts_per_kind", per_kind, f"1 to {len(PROMPTS[kind])}", "Or give --prompts FILE.")
 
 
 def check_file(path: Path) -> None:

@@ -236,7 +236,8 @@ def quotient(pairs: Ordered[Pair], seed: int = 0) -> Interval | None:
     def of(drawn: np.ndarray) -> np.ndarray:
         """[...] from the sums [..., 4]."""
         speeds: np.ndarray = drawn[..., ::2] / drawn[..., 1::2]
-        return np.divide(speeds[..., 0], speeds[..., 1])
+        found: np.ndarray = speeds[..., 0] / speeds[..., 1]
+        return found
 
     mid = float(of(sums.sum(0)))
     kinds = [own.kind for own, _ in pairs]

@@ -62,7 +62,7 @@ class Rounds:
             self.rounds + more.rounds,
             self.drafted + more.drafted,
             self.accepted + more.accepted,
-            Counter(self.rows) + Counter(more.rows),
+            dict(Counter(self.rows) + Counter(more.rows)),
             self.seconds + more.seconds,
             self.broken + more.broken,
             self.reason or more.reason,
@@ -213,7 +213,7 @@ def counted_rounds(steps: Ordered[Ordered[Round]]) -> Rounds:
         rounds=len(rounds),
         drafted=sum(each.num_drafted for each in rounds),
         accepted=sum(each.num_accepted for each in rounds),
-        rows=Counter(sum(1 + each.num_drafted for each in step) for step in steps),
+        rows=dict(Counter(sum(1 + each.num_drafted for each in step) for step in steps)),
         seconds=sum((step[0].seconds for step in steps), Seconds()),  # the sequences of a step share them
         broken=len(broken),
         reason=broken[0] if broken else None,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import outrider.cli.options as o
+from outrider.cli.bench import bench
 from outrider.cli.convert import convert
 from outrider.cli.leaving import INTERRUPTED, USER_ERROR, leaving_cleanly
 from outrider.cli.report import as_json, ending, problems, tables, verdict
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 # Without typer's pretty tracebacks: they print the values of variables, prompts among them.
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app.command()(bench)
 app.command()(convert)
 app.add_typer(train, name="train")
 

@@ -16,7 +16,13 @@ from outrider.text import visible
 EVERY = 30.0
 """Seconds between two lines of a stage, at least."""
 
-UNITS = {"writing texts": "tokens", "the target's states": "texts", "training": "steps"}
+UNITS = {
+    "writing texts": "tokens",
+    "the target's states": "texts",
+    "training": "steps",
+    "warming up": "runs",
+    "measuring": "runs",
+}
 """What is counted, by stage; while something is loaded, layers."""
 
 
