@@ -93,7 +93,7 @@ def _subtitle(report: Report) -> str:
         f"prompts: {kinds}",
         f"{report.grid.max_new_tokens} new tokens each",
         f"repeats: {report.grid.repeats}",
-        f"{machine.get('processor')}, {machine.get('threads')} threads",
+        f"{machine.get('processor')}, threads: {machine.get('threads')}",
         str(report.provenance.get("date")),
     ]
     return "; ".join(parts)
@@ -102,16 +102,10 @@ def _subtitle(report: Report) -> str:
 def _warnings(report: Report) -> Iterable[str]:
     if report.outcome.partial:
         yield '<p class="warning"><b>Partial:</b> the run was stopped before everything was measured.</p>'
+    ours = {each.name for each in report.strategies}
     for cell in report.cells:
-        ours = cell.way in {each.name for each in report.strategies}
-        if ours and cell.kind == _last_kind(report, cell) and (cell.broken or _differs(cell)):
+        if cell.way in ours and (cell.kind == ALL or len(report.prompts) == 1) and (cell.broken or _differs(cell)):
             yield f'<p class="warning">{safe(setting(cell.temperature, cell.batch))}: {safe(_fault(cell))}</p>'
-
-
-def _last_kind(report: Report, cell: Cell) -> str:
-    """All kinds together, or the only one."""
-    here = [c.kind for c in report.cells if (c.way, c.temperature, c.batch) == (cell.way, cell.temperature, cell.batch)]
-    return ALL if ALL in here else here[-1]
 
 
 def _differs(cell: Cell) -> bool:
@@ -141,18 +135,23 @@ def _sections(report: Report) -> Iterable[str]:
         cells = list(group)
         yield f"<section>\n<h2>{safe(setting(temperature, batch))}</h2>"
         points = _points(cells, colours)
-        if points:
+        if any(points.values()):
             yield "<h3>How much faster than plain decoding</h3>"
             yield '<p class="key">Dot: measured, with its 95&nbsp;% interval. Stroke: expected. Line at 1x: plain.</p>'
             yield speedups(points)
-        kinds = list(dict.fromkeys(cell.kind for cell in cells))
-        yield f"<h3>Tokens per second, {_of(kinds[-1])}</h3>"
-        yield bars(_speeds([cell for cell in cells if cell.kind == kinds[-1]], colours))
-        for kind in reversed(kinds):
+        first, *others = _kinds(cells)
+        yield f"<h3>Tokens per second, {_of(first)}</h3>"
+        yield bars(_speeds([cell for cell in cells if cell.kind == first], colours))
+        for kind in (first, *others):
             table = _table([cell for cell in cells if cell.kind == kind])
-            opened = " open" if kind == kinds[-1] else ""
+            opened = " open" if kind == first else ""
             yield f"<details{opened}><summary>Figures, {_of(kind)}</summary>{table}</details>"
         yield "</section>"
+
+
+def _kinds(cells: list[Cell]) -> list[str]:
+    """All kinds together, if there are several, and then each."""
+    return sorted(dict.fromkeys(cell.kind for cell in cells), key=lambda kind: kind != ALL)
 
 
 def _of(kind: str) -> str:
@@ -161,20 +160,19 @@ def _of(kind: str) -> str:
 
 def _points(cells: list[Cell], colours: dict[str, int]) -> dict[str, list[Point]]:
     """Lines by kind, of what shares a model with plain decoding."""
-    found: dict[str, list[Point]] = {}
-    for cell in cells:
-        if cell.way in colours and cell.speedup is not None:
-            point = Point(cell.way, colours[cell.way], cell.speedup, foretold(cell))
-            found.setdefault("all kinds" if cell.kind == ALL else cell.kind, []).append(point)
-    return found
-
-
-def _speeds(cells: list[Cell], colours: dict[str, int]) -> dict[str, tuple[float, str, int]]:
-    other = len(colours)
+    ours = [cell for cell in cells if cell.way in colours]
     return {
-        cell.way: (cell.tokens_per_second, number(cell.tokens_per_second), colours.get(cell.way, other))
-        for cell in cells
+        "all kinds" if kind == ALL else kind: [
+            Point(cell.way, colours[cell.way], cell.speedup, foretold(cell))
+            for cell in ours
+            if cell.kind == kind and cell.speedup is not None
+        ]
+        for kind in _kinds(ours)
     }
+
+
+def _speeds(cells: list[Cell], colours: dict[str, int]) -> dict[str, tuple[float, str, int | None]]:
+    return {cell.way: (cell.tokens_per_second, number(cell.tokens_per_second), colours.get(cell.way)) for cell in cells}
 
 
 def _table(cells: list[Cell]) -> str:

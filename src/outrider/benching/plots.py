@@ -81,19 +81,23 @@ def speedups(groups: dict[str, list[Point]]) -> str:
     return "\n".join(['<div class="plot">', *lines, "</div>"])
 
 
-def bars(values: dict[str, tuple[float, str, int]]) -> str:
+def bars(values: dict[str, tuple[float, str, int | None]]) -> str:
     """Bars from 0.
 
     Args:
-        values: label -> its value, the value in words, and the colour.
+        values: label -> its value, the value in words, and the colour, which those have that are strategies.
     """
     most = max((value for value, _, _ in values.values()), default=0.0) or 1.0
     lines = []
     for label, (value, words, colour) in values.items():
         width = round(100 * value / most, 2)
-        bar = f'<rect class="bar c{colour % COLOURS}" x="0" y="4" width="{width}%" height="14" rx="2"/>'
+        bar = f'<rect class="bar {_colour(colour)}" x="0" y="4" width="{width}%" height="14" rx="2"/>'
         lines.append(_line(label, _svg(f"{label}: {words}", bar), f"<b>{safe(words)}</b>"))
     return "\n".join(['<div class="plot">', *lines, "</div>"])
+
+
+def _colour(number: int | None) -> str:
+    return "other" if number is None else f"c{number % COLOURS}"
 
 
 def _values(points: Iterable[Point]) -> Iterable[float]:
@@ -135,7 +139,7 @@ def _axis(scale: Scale) -> str:
 
 
 def _dot(point: Point, scale: Scale) -> str:
-    found, middle, colour = point.found, HEIGHT / 2, f"c{point.colour % COLOURS}"
+    found, middle, colour = point.found, HEIGHT / 2, _colour(point.colour)
     drawn, title = _grid(scale), f"{point.label}: {speedup(found)}"
     if found.low is not None and found.high is not None:
         ends = f'x1="{scale.place(found.low)}%" x2="{scale.place(found.high)}%"'

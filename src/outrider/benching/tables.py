@@ -15,8 +15,8 @@ from outrider.benching.words import equal, foretold, number, seconds, setting, s
 from outrider.text import visible
 
 LEGEND = (
-    "Tokens/s: total tokens over total seconds of decoding, the prompts' own time excluded; all make the same number of "
-    "tokens. Per round: tokens, the target's own next token included. Equal: runs whose texts are plain decoding's. "
+    "Tokens/s: total tokens over total seconds of decoding, the prompts' own time excluded; all make the same number "
+    "of tokens. Per round: tokens, the target's own next token included. Equal: runs whose texts are plain decoding's. "
     "Interval of a speed-up: 95 % of its values when the prompts are drawn anew. Expected: by what was accepted and "
     "what rows cost here, or as planned."
 )
