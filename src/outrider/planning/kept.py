@@ -1,0 +1,166 @@
+"""Plans that are kept: which question a plan answers, on which machine and of which model it holds. No torch here."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import CheckpointError
+from outrider.models.locate import EMBEDDED_NAME, embedded_path
+from outrider.planning.plan import Plan, from_json, to_json
+from outrider.storage import cache_folder
+
+BUILT_IN = "built-in"
+"""Stands for the prompts that come with the package."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a plan was asked for; another question has another plan.
+
+    Args:
+        target: as users type it.
+        drafters: as users type them.
+        temperatures: of the texts.
+        batches: sequences decoded together.
+        precision: as users type it.
+        prompts: a digest of the user's prompts, or `BUILT_IN`.
+        max_new_tokens: of each text.
+    """
+
+    target: str
+    drafters: tuple[str, ...]
+    temperatures: tuple[float, ...]
+    batches: tuple[int, ...]
+    precision: str = "auto"
+    prompts: str = BUILT_IN
+    max_new_tokens: int = 48
+
+    @property
+    def path(self) -> Path:
+        """Where its plan is kept."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return cache_folder("plans") / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return found
+
+
+def digest(path: Path) -> str:
+    """Of a file of prompts; "" if it cannot be read, which is refused later and in words."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def this_machine(threads: int | None = None) -> dict[str, Any]:
+    """What costs depend on, but for the model, without asking torch.
+
+    Args:
+        threads: as set by the user; None for what torch takes by itself.
+    """
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "processor": _processor(),
+        "cores": usable,
+        "threads": str(threads or os.environ.get("OMP_NUM_THREADS") or "torch's choice"),
+        "torch": _version("torch"),
+        "outrider": _version("outrider"),
+    }
+
+
+def this_model(target: str) -> dict[str, Any]:
+    """What tells a model from another one of the same name: its files, their sizes and times; nothing of an id."""
+    path = Path(target).expanduser()
+    if target == EMBEDDED_NAME:
+        try:
+            path = embedded_path()
+        except CheckpointError:
+            return {}  # said where it is loaded
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    found = {}
+    for file in files:
+        with contextlib.suppress(OSError):
+            if file.suffix in (".gguf", ".safetensors") or file.name == "config.json":
+                found[file.name] = [file.stat().st_size, file.stat().st_mtime_ns]
+    return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is kept for a question.
+
+    Args:
+        plan: whole or partial; None if nothing can be used.
+        note: why something that is there cannot be used, or "".
+    """
+
+    plan: Plan | None
+    note: str = ""
+
+
+def find(asked: Asked, threads: int | None = None) -> Found:
+    """The kept plan, if it is of this machine and this model.
+
+    Args:
+        asked: the question.
+        threads: see `this_machine`.
+    """
+    try:
+        plan = from_json(asked.path.read_text(encoding="utf-8"))
+    except OSError:
+        return Found(None)
+    except ValueError:
+        return Found(None, "The plan that was kept cannot be read; it is measured again.")
+    for what, held, here in (("machine", plan.machine, this_machine(threads)), ("model", plan.model, None)):
+        changed = _changed(held, this_model(asked.target) if here is None else here)
+        if changed:
+            return Found(None, f"The plan that was kept is of another {what} ({changed}); it is measured again.")
+    if plan.asked != asked.as_dict():
+        return Found(None, "The plan that was kept is of another question; it is measured again.")
+    return Found(plan)
+
+
+def keep(plan: Plan, asked: Asked) -> None:
+    """Write it where `find` looks; without a place it is measured in every run."""
+    with contextlib.suppress(OSError):
+        asked.path.parent.mkdir(parents=True, exist_ok=True)
+        new = asked.path.with_suffix(f".{os.getpid()}")
+        new.write_text(to_json(plan), encoding="utf-8")
+        new.replace(asked.path)
+
+
+def _changed(held: dict[str, Any], here: dict[str, Any]) -> str:
+    """The first thing in which both differ, in words; "" for nothing."""
+    for name in {**held, **here}:
+        if held.get(name) != here.get(name):
+            if isinstance(held.get(name, ""), str) and isinstance(here.get(name, ""), str):
+                return f"{name} {held.get(name, 'unknown')}, here {here.get(name, 'unknown')}"
+            return f"{name} is another one"
+    return ""
+
+
+def _processor() -> str:
+    """The name of the processor."""
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
