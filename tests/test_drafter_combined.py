@@ -168,6 +168,40 @@ def test_a_chain_is_cut_where_another_row_is_not_worth_its_cost():
     assert nodes[3.0] == 0
 
 
+class EndsItself(DrawsAPart):
+    """Knows where its drafts are no longer worth it, at temperature 0."""
+
+    def __init__(self, name, text, part):
+        super().__init__(name, text, part)
+        self.asked = []
+
+    def ends_itself(self, sequence):
+        return sequence.sampling.temperature == 0
+
+    def propose(self, sequences, budgets):
+        self.asked += budgets
+        return super().propose(sequences, [min(budget, 2) for budget in budgets])
+
+
+@pytest.mark.parametrize(("temperature", "asked"), [(0.0, {9}), (1.0, {1, 2})])
+def test_a_source_that_ends_its_drafts_itself_gets_the_whole_budget(temperature, asked):
+    source = EndsItself("a", TEXT, range(len(TEXT)))
+    drafter = CombinedDrafter([source], [0.2], 0.05)
+    for length in range(20, 60, 3):
+        sequence = make_sequence(TEXT[:length], sampling=Sampling(temperature=temperature))
+        (draft,) = drafter.propose([sequence], [9])
+        assert len(draft) <= 2
+    assert set(source.asked) <= asked
+    assert source.asked
+
+
+def test_a_source_that_ends_its_drafts_itself_is_left_where_they_are_not_worth_their_cost():
+    source = EndsItself("a", TEXT, range(0))
+    drafter = CombinedDrafter([source], [0.2], 0.05)
+    lengths_by_half(drafter, 9)
+    assert drafter.num_uses[0] < 2 * len(TEXT) / PROBE_EVERY
+
+
 # ---------------------------------------------------------------- full information
 
 

@@ -25,7 +25,11 @@ from toy import KeyedDice, TableModel, blend, exact_string_law, make_sequence, r
 
 SAMPLED = Sampling(temperature=1.0)
 GREEDY = Sampling()
-TREES = {"auto": {"tree": "auto", "row_cost": 0}, "costly": {"tree": "auto"}, "shape": {"tree": "2.2.1"}}
+TREES = {
+    "auto": {"tree": "auto", "row_cost": 0},
+    "costly": {"tree": "auto", "level_cost": 0.1},
+    "shape": {"tree": "2.2.1"},
+}
 trees = pytest.mark.parametrize("options", TREES.values(), ids=TREES)
 tree_rules = pytest.mark.parametrize("rule", ["recursive", "traversal", "point-mass", "auto"])
 
@@ -301,6 +305,29 @@ def test_the_greedy_tree_is_the_best_there_is_with_a_forward_per_level(sharpness
             assert draft.proposal == "point_mass"
             if len(draft) > 0:
                 assert draft.tokens[0] == model.greedy(tokens, 1)[0]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+def test_levels_that_cost_too_much_are_not_drafted(sampling):
+    model = TableModel(V, order=None, law=random_laws(V, seed=3, sharpness=6))
+    forwards, depth = [], []
+    for cost in (0, 0.1, 0.3, 1.0, 3.0):
+        before = model.num_forwards
+        draft = tree_of([2, 3], 16, model, sampling=sampling, tree="auto", row_cost=0.02, level_cost=cost)
+        forwards.append(model.num_forwards - before)
+        depth.append(max(depths(draft.parents), default=0))
+    assert forwards == sorted(forwards, reverse=True)
+    assert (forwards[-1], depth[-1]) == (1, 1)
+    assert depth[0] > 2
+
+
+def test_a_greedy_tree_with_fewer_levels_is_the_best_of_its_depth():
+    model = TableModel(V, order=None, law=random_laws(V, seed=3, sharpness=6))
+    for cost in (0.1, 0.3, 1.0):
+        before = model.num_forwards
+        draft = tree_of([2, 3], 16, model, sampling=GREEDY, tree="auto", row_cost=0.02, level_cost=cost)
+        levels = model.num_forwards - before
+        assert draft == known_tree([2, 3], 16, make_sequence([2, 3]), model, levels, 0.02)
 
 
 def test_the_greedy_tree_of_a_shape_holds_the_likeliest_tokens_in_their_ranks():

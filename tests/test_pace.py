@@ -74,7 +74,9 @@ def test_it_reaches_zero_where_drafts_keep_failing_and_then_only_probes():
     tail = budgets[budgets.index(0) :]
     assert set(tail) == {0, 1}
     probes = [place for place, budget in enumerate(tail) if budget == 1]
-    assert {later - earlier for earlier, later in pairwise(probes)} == {AutoPace.PROBE_EVERY}
+    gaps = [later - earlier for earlier, later in pairwise(probes)]
+    assert min(gaps) >= AutoPace.PROBE_EVERY // 2
+    assert max(gaps) == AutoPace.PROBE_EVERY
 
 
 def test_it_climbs_from_its_floor_when_acceptance_returns():
@@ -156,9 +158,9 @@ def test_what_costs_more_than_it_can_bring_is_never_drafted():
 
 
 def test_a_copy_of_the_target_is_trusted_from_the_start():
-    """Of two drafters at the same cost; the doubtful one is tried once, and then used."""
+    """Of two drafters at the same cost; the doubtful one is tried once."""
     budgets = {
-        prior: play(costly(level=0.6, prior=prior), make_sequence([1]), lambda _, n: n, 20) for prior in (COPY, MODEL)
+        prior: play(costly(level=0.8, prior=prior), make_sequence([1]), lambda _, n: n, 20) for prior in (COPY, MODEL)
     }
     assert min(budgets[COPY]) > 0
     assert budgets[MODEL][:2] == [1, 0]

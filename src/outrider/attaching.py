@@ -106,9 +106,9 @@ def attach(
     device = shared.embedding.device
     rows = shared.output if ids is None else shared.output[ids.to(device)]
     layers, vocab_size = feature_layers(head.config, opened), opened.model.vocab_size
-    common: dict[str, Any] = {"vocab_size": vocab_size, "capacity": capacity, **options}
-    norms = {name: w.to(device).float() if w.ndim == 1 else w.to(device) for name, w in head.weights.items()}
     cost = _cost(head, rows, opened)
+    common: dict[str, Any] = {"vocab_size": vocab_size, "capacity": capacity, "level_cost": cost, **options}
+    norms = {name: w.to(device).float() if w.ndim == 1 else w.to(device) for name, w in head.weights.items()}
     if isinstance(head.config, EagleConfig):
         graph = EagleHead(head.config, norms, shared.embedding, rows, linear)
         eagle = EagleFeeder(graph, ids, slots, capacity, device)

@@ -133,7 +133,8 @@ def _from_model(draft: Opened, setting: Setting, options: dict[str, Any]) -> tup
     except VocabularyMismatch:
         return _translated(draft, setting, options), cost
     vocab_size, capacity = target.model.vocab_size, setting.context_length
-    return ModelDrafter(draft.model, setting.slots, vocab_size=vocab_size, capacity=capacity, **options), cost
+    common: dict[str, Any] = {"vocab_size": vocab_size, "capacity": capacity, "level_cost": cost}
+    return ModelDrafter(draft.model, setting.slots, **common, **options), cost
 
 
 def _translated(draft: Opened, setting: Setting, options: dict[str, Any]) -> Drafter:

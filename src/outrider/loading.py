@@ -103,7 +103,7 @@ def default_drafter(target: Any = None, rule: str = "auto") -> str:
     with the target and the rule takes both kinds of draft, the head drafts in the other places.
     """
     if target == EMBEDDED_NAME and "hybrid" in RULES[rule].proposals:
-        return f"suffix{SEPARATOR}eagle:{EMBEDDED_NAME}"
+        return f"suffix{SEPARATOR}eagle:{EMBEDDED_NAME}" + (",tree=auto" if RULES[rule].trees else "")
     return "suffix"
 
 
@@ -241,12 +241,17 @@ def pace_of(wanted: int | str, choices: tuple[Choice, ...], built: Built, settin
     """
     if wanted != "auto":
         return FixedPace(int(wanted))
+    ends_itself = getattr(built.drafter, "ends_itself", None)
     nodes = [choice.nodes for choice in choices]
-    if any(nodes) or len(choices) > 1:
+    if len(choices) > 1 or (any(nodes) and ends_itself is None):
         return FixedPace(max(*nodes, TREE_NODES))
     if built.drafter.name == "none":
         return FixedPace(0)
     usual = LOOK_UP if built.drafter.proposal == "point_mass" else MODEL
-    prior = choices[0].entry.prior if choices else usual
     row_cost = None if setting is None else setting.verify_cost.per_row
-    return AutoPace(prior=prior, level=built.level, row_cost=row_cost)
+    return AutoPace(
+        prior=choices[0].entry.prior if choices else usual,
+        level=built.level,
+        row_cost=row_cost,
+        **({} if ends_itself is None else {"ends_itself": ends_itself}),
+    )

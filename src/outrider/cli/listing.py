@@ -10,7 +10,7 @@ from outrider.drafters.catalogue import ENTRIES, Entry
 
 FOOT = """Options follow a colon and are separated by commas: --drafter suffix:branches=3,min_match=2
 Several drafters are joined by +, and each round takes the one that promises most: --drafter suffix+model:ID
-auto is suffix, and suffix+eagle:smollm2 for smollm2, which ships with a head.
+auto is suffix, and suffix+eagle:smollm2,tree=auto for smollm2, which ships with a head.
 Your own class is passed to outrider.load(drafter=...)."""
 
 

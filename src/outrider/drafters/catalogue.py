@@ -15,11 +15,11 @@ from outrider.drafters.early_exit import EarlyExitDrafter
 from outrider.drafters.headed import HeadDrafter
 from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.model_tree import read_form
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.records import COPY, LOOK_UP, MODEL
 from outrider.drafters.recycling import RecyclingDrafter
+from outrider.drafters.shapes import read_form
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import InvalidOption
 from outrider.models.load import PRECISIONS

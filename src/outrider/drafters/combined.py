@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from outrider.core import Draft, Drafter, Proposal, Sequence
-from outrider.drafters.records import LOOK_UP, MODEL, NUM_CLASSES, Costs, Outcome, Record
+from outrider.drafters.records import LOOK_UP, MODEL, NUM_CLASSES, STAY, Costs, Outcome, Record
 from outrider.errors import InvalidOption
 from outrider.rounds import Verified
 from outrider.tree import check, depths, is_chain
@@ -45,6 +45,7 @@ class _Plan:
     length: int  # of the text before the round
     budget: int  # most nodes of the draft
     row: float = 0.0  # cost of verifying a node
+    unlimited: tuple[int, ...] = ()  # sources whose drafts end where more is not worth it
     drafts: dict[int, Draft] = field(default_factory=dict)  # by source
     failed: dict[int, Exception] = field(default_factory=dict)  # by source, why it proposed nothing
     source: int | None = None  # whose draft is verified, None for plain decoding
@@ -131,7 +132,10 @@ class CombinedDrafter:
             Exception: whatever a source raised, if for one of the sequences none of those that were asked answered.
         """
         row = self._row_cost(len(sequences)) if callable(self._row_cost) else self._row_cost
-        plans = [_Plan(len(s.tokens), max(budget, 0), row) for s, budget in zip(sequences, budgets, strict=True)]
+        plans = [
+            _Plan(len(s.tokens), max(budget, 0), row, self._unlimited(s))
+            for s, budget in zip(sequences, budgets, strict=True)
+        ]
         both = list(zip(sequences, plans, strict=True))
         for source in self._free:
             self._ask(source, [(sequence, plan, max(plan.budget, LOOK_AHEAD)) for sequence, plan in both])
@@ -170,6 +174,10 @@ class CombinedDrafter:
             except Exception:  # the others learn on
                 self.num_failures[index] += 1
 
+    def _unlimited(self, sequence: Sequence) -> tuple[int, ...]:
+        ends = [getattr(source, "ends_itself", None) for source in self.sources]
+        return tuple(i for i, ends_itself in enumerate(ends) if ends_itself is not None and ends_itself(sequence))
+
     def _ask(self, source: int, questions: list[_Question]) -> None:
         """Put a source's drafts in the plans; a batch that fails is asked again one by one."""
         if not questions:
@@ -196,7 +204,7 @@ class CombinedDrafter:
 
     def _choose(self, state: _State, plan: _Plan, among: list[int] | None = None) -> None:
         """The source of most value and how much of it, from what is known before any source draws."""
-        plan.source, plan.nodes, most = None, 0, 1.0
+        plan.source, plan.nodes, most = None, 0, STAY
         for source in range(len(self.sources)) if among is None else among:
             value, nodes = self._offer(state.records[source], plan, source)
             if value > most:
@@ -209,6 +217,8 @@ class CombinedDrafter:
     def _offer(self, record: Record, plan: _Plan, source: int) -> tuple[float, int]:
         """Expected tokens per cost of a source's best draft, and its number of nodes; (0, 0) if there is none."""
         costs = Costs(plan.row, self._costs[source])
+        if source in plan.unlimited:
+            return record.usual(plan.budget, costs), plan.budget
         if source not in self._free:
             return record.best(record.sizes(plan.budget), costs)
         draft = plan.drafts.get(source, Draft())
@@ -263,7 +273,7 @@ class CombinedDrafter:
         if failed or len(v.draft) == 0:
             return Outcome(tried=1)
         depth = _depth(v.draft)
-        record.nodes_per_depth = len(v.draft) / depth
+        record.saw(len(v.draft), depth)
         return Outcome(matched=len(v.verdict.path), tried=depth)
 
     def _state(self, sequence: Sequence) -> _State:

@@ -9,8 +9,7 @@ import torch
 
 from outrider.core import Draft, Proposal, Sequence
 from outrider.drafters.levels import Feeds, grow
-from outrider.drafters.model_tree import Form, read_form
-from outrider.drafters.shapes import Shape
+from outrider.drafters.shapes import Form, Shape, read_form
 from outrider.errors import InvalidOption
 from outrider.rounds import Verified
 
@@ -48,6 +47,7 @@ class HeadDrafter:
         tree: "chain", "auto", a `Shape` or its text (see `model.ModelDrafter`).
         depth: longest path of an "auto" tree; `max_depth` if that is less.
         row_cost: see `model.ModelDrafter`.
+        level_cost: likewise.
 
     Raises:
         InvalidOption: a value outside its range, or a shape that is deeper than the head can draft.
@@ -71,13 +71,21 @@ class HeadDrafter:
         tree: str | Shape = "chain",
         depth: int = 8,
         row_cost: float = 0.1,
+        level_cost: float = 0.0,
     ) -> None:
         self.name, self.feature_layers = name, feature_layers
-        self.form = _within(max_depth, read_form(tree, depth, row_cost))
+        self.form = _within(max_depth, read_form(tree, depth, row_cost, level_cost))
         self.proposal: Proposal = "sampled" if self.form is None else "hybrid"
         self._feeds, self._states, self._vocab_size = feeds, states, vocab_size
         self._capacity, self._max_depth = capacity, max_depth
         self.num_not_ready = self.num_past_context = self.num_failed = 0
+
+    def ends_itself(self, sequence: Sequence) -> bool:
+        """Whether drafts end where more is not worth it, so that the budget is only a limit.
+
+        Only at temperature 0: there the draft's law tells which tokens the target will take, elsewhere much less.
+        """
+        return self.form is not None and self.form.shape is None and sequence.sampling.temperature == 0
 
     def propose(self, sequences: list[Sequence], budgets: list[int]) -> list[Draft]:
         """See `core.Drafter`."""

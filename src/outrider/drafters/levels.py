@@ -15,7 +15,8 @@ from torch.nn.functional import pad
 
 from outrider.core import Draft, Law, Sequence
 from outrider.drafters.feeding import Text
-from outrider.drafters.model_tree import Form, Growth, new_tree
+from outrider.drafters.model_tree import Growth, new_tree
+from outrider.drafters.shapes import Form
 from outrider.errors import OutriderError
 from outrider.sampling import laws
 

@@ -11,8 +11,7 @@ from typing import Any
 from outrider.core import Draft, Model, Proposal, Sequence
 from outrider.drafters.feeding import Feeder
 from outrider.drafters.levels import grow
-from outrider.drafters.model_tree import read_form
-from outrider.drafters.shapes import Shape
+from outrider.drafters.shapes import Shape, read_form
 from outrider.errors import InvalidOption
 
 
@@ -35,6 +34,8 @@ class ModelDrafter:
         depth: longest path of an "auto" tree, 1 to 32; each level costs a forward of the draft model.
         row_cost: cost of one more row in the target's forward, in units of a forward of one row, 0 or more: an "auto"
             tree ends where a row is not worth it; at 0 it ends with the budget.
+        level_cost: cost of a forward of the draft model, in the same units: an "auto" tree has no level that is not
+            worth it.
 
     Raises:
         CacheTooLarge: from the model.
@@ -59,10 +60,11 @@ class ModelDrafter:
         tree: str | Shape = "chain",
         depth: int = 8,
         row_cost: float = 0.1,
+        level_cost: float = 0.0,
     ) -> None:
         self.model = model
         self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
-        self.form = read_form(tree, depth, row_cost)
+        self.form = read_form(tree, depth, row_cost, level_cost)
         if self.form is not None:
             self.proposal = "hybrid"
             if not model.takes_trees:
@@ -81,6 +83,13 @@ class ModelDrafter:
     def cache(self) -> Any:
         """What the model keeps of the texts; between rounds it holds no tree."""
         return self.feeder.cache
+
+    def ends_itself(self, sequence: Sequence) -> bool:
+        """Whether drafts end where more is not worth it, so that the budget is only a limit.
+
+        Only at temperature 0: there the draft's law tells which tokens the target will take, elsewhere much less.
+        """
+        return self.form is not None and self.form.shape is None and sequence.sampling.temperature == 0
 
     def propose(self, sequences: list[Sequence], budgets: list[int]) -> list[Draft]:
         """See `core.Drafter`: drafts end at their budget, after a stop id, or where the draft's context ends."""

@@ -23,10 +23,8 @@ import torch
 
 import outrider.tree as tree
 from outrider.core import Coins, Draft, Law, Proposal, Sequence
-from outrider.drafters.growth import best_first, check_row_cost, ranked, row_worth
-from outrider.drafters.shapes import MAX_DEPTH, Shape, read_shape
-from outrider.errors import InvalidOption
-from outrider.options import whole
+from outrider.drafters.growth import best_first, ranked, row_worth
+from outrider.drafters.shapes import Form, Shape
 from outrider.sampling import laws
 
 ROOT = -1
@@ -71,35 +69,6 @@ class Growth(Protocol):
 
     def draft(self) -> Draft:
         """What has been drafted."""
-
-
-@dataclass(frozen=True)
-class Form:
-    """What trees are to be like.
-
-    Args:
-        shape: a fixed shape; None leaves it to the laws.
-        depth: longest path, without a shape.
-        row_cost: see `growth.best_first`, without a shape.
-    """
-
-    shape: Shape | None
-    depth: int
-    row_cost: float
-
-
-def read_form(tree: str | Shape, depth: int, row_cost: float) -> Form | None:
-    """The options of a drafter that may draft trees; None for chains.
-
-    Raises:
-        InvalidOption: a value outside its range, or a shape that is none.
-    """
-    if not whole(depth, 1, MAX_DEPTH):
-        raise InvalidOption("depth", depth, f"a whole number from 1 to {MAX_DEPTH}")
-    check_row_cost(row_cost)
-    if tree == "chain":
-        return None
-    return Form(None if tree == "auto" else read_shape(tree), depth, row_cost)
 
 
 def new_tree(sequence: Sequence, budget: int, form: Form) -> Growth:
@@ -168,8 +137,10 @@ class MixedTree:
         for node, law in zip(self._frontier, self._nodes.laws(logits, self._frontier), strict=True):
             plot, depth = self._plots[node], self._nodes.depth(node)
             ranking = ranked(law, plot.rows + 1)
-            least = row_worth(self._form.row_cost, plot.expected, depth)
-            plots = shared(ranking, plot, self._form.depth - depth, least)
+            form = self._form
+            least = row_worth(form.row_cost, plot.expected, depth)
+            deeper = row_worth(form.row_cost + form.level_cost, plot.expected, depth)
+            plots = shared(ranking, plot, form.depth - depth, least, deeper)
             family = self._family(node, law, ranking[: len(plots) - 1]) if plots else []
             for child, its_plot in zip(family, plots, strict=True):
                 grown.append(self._nodes.add(node, child))
@@ -203,21 +174,22 @@ class Plot:
     expected: float
 
 
-def shared(ranking: Ranked, plot: Plot, levels: int, least: float) -> list[Plot]:
+def shared(ranking: Ranked, plot: Plot, levels: int, least: float, deeper: float) -> list[Plot]:
     """Each child's part of a node's plot: the drawn child's, then those of the likeliest tokens; [] for no children.
 
     Args:
         ranking: of the law after the node, one token more than there are rows, as far as it has them.
         plot: the node's.
         levels: longest path below it.
-        least: what a row must be worth.
+        least: what a child must be worth.
+        deeper: what a row below it must be worth, which is drafted for.
     """
     best, most = list[Plot](), 0.0
     for num_extras in range(min(len(ranking), plot.rows)):
         extras = [p for _, p in ranking[:num_extras]]
         drawn = (max(0.0, 1 - sum(extras)) + ranking[num_extras][1]) / 2
         reaches = [plot.reach * p for p in (drawn, *extras)]
-        rows, worth = _rows_of_chains(reaches, plot.rows, levels, least)
+        rows, worth = _rows_of_chains(reaches, plot.rows, levels, least, deeper)
         if worth <= most:
             break
         best = [Plot(n - 1, reach, plot.expected + reach) for n, reach in zip(rows, reaches, strict=True)]
@@ -225,7 +197,9 @@ def shared(ranking: Ranked, plot: Plot, levels: int, least: float) -> list[Plot]
     return best
 
 
-def _rows_of_chains(reaches: list[float], rows: int, levels: int, least: float) -> tuple[list[int], float]:
+def _rows_of_chains(
+    reaches: list[float], rows: int, levels: int, least: float, deeper: float
+) -> tuple[list[int], float]:
     """Rows shared among chains that begin with these probabilities, one at least each, and what they are worth."""
     lengths, worth = [1] * len(reaches), sum(reaches) - len(reaches) * least
     heap = [(-reach * KEPT, i) for i, reach in enumerate(reaches)]
@@ -233,12 +207,12 @@ def _rows_of_chains(reaches: list[float], rows: int, levels: int, least: float) 
     for _ in range(rows - len(reaches)):
         while heap and lengths[heap[0][1]] == levels:
             heappop(heap)
-        if not heap or -heap[0][0] <= least:
+        if not heap or -heap[0][0] <= deeper:
             break
         value, i = heap[0]
         heapreplace(heap, (value * KEPT, i))
         lengths[i] += 1
-        worth -= value + least
+        worth -= value + deeper
     return lengths, worth
 
 
@@ -255,10 +229,11 @@ class LikeliestTree:
         self._form = form
         self._known: dict[Path, Ranked] = {}  # what may follow a path
         self._fed: list[Path] = [()]  # the path to each row of the next forward
-        self._drafted = Draft()
+        self._drafted, self._levels = Draft(), 0
 
     def grow(self, logits: torch.Tensor) -> bool:
         """See `Growth`."""
+        self._levels += 1
         new = [row for row, path in enumerate(self._fed) if path not in self._known]
         found = laws(logits[new], _that_draws(self.sequence), [self._fed[row] for row in new])
         self._known.update((self._fed[row], ranked(law, self.budget)) for row, law in zip(new, found, strict=True))
@@ -282,13 +257,21 @@ class LikeliestTree:
         least = row_worth(self._form.row_cost, sum(reach), len(drafted))
         if len(drafted) == self.budget:
             least = max(least, reach[-1])
-        wanted = [
-            path
+        wanted = {
+            path: r
             for path, r in zip(paths, reach, strict=True)
             if path not in self._known and len(path) < self._form.depth and r > least and self._may_go_on(path)
-        ]
+        }
+        if not self._pays(sum(wanted.values()), sum(reach), len(drafted)):
+            wanted = {}
         nodes = [n for n in range(len(drafted)) if any(w[: len(paths[n + 1])] == paths[n + 1] for w in wanted)]
         self.tree, self._fed = part(drafted, nodes), [(), *(paths[n + 1] for n in nodes)]
+
+    def _pays(self, reach: float, expected: float, rows: int) -> bool:
+        """Whether another level below nodes of this reach in all is worth a forward, if laws stay as peaked."""
+        tops, form = [ranking[0][1] for ranking in self._known.values()], self._form
+        cost = 1 + form.row_cost * rows + form.level_cost * self._levels
+        return reach * sum(tops) / len(tops) > form.level_cost * expected / cost
 
     def _may_go_on(self, path: Path) -> bool:
         return path[-1] not in self.sequence.stop_ids

@@ -19,6 +19,12 @@ FADE = 1 / 256
 KNOWN, CHANGED = 4.0, 1.0
 """Tries that a prior weighs as much as: of a new text, of which drafters of its kind tell; and of a changed one."""
 
+STAY = 0.97
+"""Expected tokens per cost, plain decoding having 1, above which drafting goes on: who stops early learns no more."""
+
+RECENT = 0.1
+"""Weight of the last draft in the mean size of drafts."""
+
 NEARLY = 0.03
 """Of the value of the best draft, what is given up to leave a length as it is."""
 
@@ -124,7 +130,7 @@ class Costs:
     row: float
     level: float
 
-    def round(self, nodes: int, depth: float) -> float:
+    def round(self, nodes: float, depth: float) -> float:
         """Of all of it."""
         return 1 + self.row * nodes + self.level * depth
 
@@ -149,6 +155,7 @@ class Record:
         self.uses = self.misses_in_a_row = 0
         self.rounds_idle = NEVER
         self.nodes, self.nodes_per_depth = 0, 1.0  # of its last draft; more than 1 in a tree
+        self.mean_nodes, self.mean_depth = 3.0, 2.0  # of its drafts lately
         self.overall, self.by_class = Habit(tuple(map(Chance.of, prior))), dict[int, Habit]()
 
     def learn(self, outcome: Outcome) -> None:
@@ -178,16 +185,23 @@ class Record:
             depth_class: of the whole draft, if known.
             last: nodes that are taken if they are worth nearly the most.
         """
-        first, further = (self._habit(depth_class) if depth_class > 0 else self.overall).means
-        values = {
-            nodes: (1 + first * (1 - further ** max(depth, 1.0)) / (1 - further)) / costs.round(nodes, depth)
-            for nodes, depth in sizes
-        }
+        means = (self._habit(depth_class) if depth_class > 0 else self.overall).means
+        values = {nodes: _value(means, nodes, depth, costs) for nodes, depth in sizes}
         if not values:
             return 0.0, 0
         best = max(values, key=values.__getitem__)
         nodes = last if values.get(last, 0.0) > (1 - NEARLY) * values[best] else best
         return values[nodes], nodes
+
+    def saw(self, nodes: int, depth: int) -> None:
+        """Take in the size of its last draft."""
+        self.nodes_per_depth = nodes / depth
+        self.mean_nodes += RECENT * (nodes - self.mean_nodes)
+        self.mean_depth += RECENT * (depth - self.mean_depth)
+
+    def usual(self, budget: int, costs: Costs) -> float:
+        """Expected tokens per cost of a draft as large as those lately."""
+        return _value(self.overall.means, min(self.mean_nodes, budget), self.mean_depth, costs)
 
     def sizes(self, budget: int) -> Iterable[tuple[int, float]]:
         """Nodes and likely depth of all that may be asked for, shaped like its last draft."""
@@ -202,6 +216,12 @@ class Record:
         if depth_class not in self.by_class:
             self.by_class[depth_class] = Habit(tuple(map(replace, self.overall.chances)))
         return self.by_class[depth_class]
+
+
+def _value(means: tuple[float, float], nodes: float, depth: float, costs: Costs) -> float:
+    """Expected tokens per cost, from the chances of the first token and of each one after a fitting one."""
+    first, further = means
+    return float((1 + first * (1 - further ** max(depth, 1.0)) / (1 - further)) / costs.round(nodes, depth))
 
 
 def _normal(weights: list[float]) -> Weights:

@@ -15,6 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from outrider.drafters.growth import check_row_cost
 from outrider.errors import InvalidOption
 from outrider.options import whole
 
@@ -162,3 +163,34 @@ def _in_order(nodes: list[Ranks]) -> list[Ranks]:
         if node not in placed or counted[node] > 1:
             place(node)
     return ordered
+
+
+@dataclass(frozen=True)
+class Form:
+    """What trees are to be like.
+
+    Args:
+        shape: a fixed shape; None leaves it to the laws.
+        depth: longest path, without a shape.
+        row_cost: see `growth.best_first`, without a shape.
+        level_cost: of a level, which is a forward of the draft model, in the same units; 0 or more.
+    """
+
+    shape: Shape | None
+    depth: int
+    row_cost: float
+    level_cost: float = 0.0
+
+
+def read_form(tree: str | Shape, depth: int, row_cost: float, level_cost: float = 0.0) -> Form | None:
+    """The options of a drafter that may draft trees; None for chains.
+
+    Raises:
+        InvalidOption: a value outside its range, or a shape that is none.
+    """
+    if not whole(depth, 1, MAX_DEPTH):
+        raise InvalidOption("depth", depth, f"a whole number from 1 to {MAX_DEPTH}")
+    check_row_cost(row_cost)
+    if tree == "chain":
+        return None
+    return Form(None if tree == "auto" else read_shape(tree), depth, row_cost, level_cost)

@@ -7,7 +7,7 @@ from math import isfinite
 from weakref import WeakKeyDictionary
 
 from outrider.core import Sequence
-from outrider.drafters.records import LOOK_UP, Costs, Outcome, Record
+from outrider.drafters.records import LOOK_UP, STAY, Costs, Outcome, Record
 from outrider.errors import InvalidOption
 from outrider.rounds import Round
 
@@ -44,8 +44,8 @@ class AutoPace:
 
     - What was accepted so far tells, by `records.Record`, the chance of the next drafted tokens; what a round costs
       with so many rows for so many sequences is known beforehand. Both together give the best k.
-    - From k = 0 every `PROBE_EVERY`-th round, the first among them, drafts one token, unless not even a perfect draft
-      would be worth its cost.
+    - From k = 0 every `PROBE_EVERY`-th round, the first among them, drafts one token, or what a drafter that ends its
+      drafts itself has, unless not even a perfect draft would be worth its cost.
     - A round in which nothing was drafted, by the drafter's own choice, teaches nothing, and a probe waits for one
       that does.
 
@@ -58,6 +58,8 @@ class AutoPace:
         level: cost of drafting one token further, >= 0, in units of a plain round.
         row_cost: cost of one more row of a sequence, >= 0, in the same units, by the number of sequences; None for
             `ROW_COST`.
+        ends_itself: whether the drafter ends its drafts for a sequence where more is not worth it; then the cap is its
+            budget, or 0 if not even its usual drafts are worth their cost.
 
     Raises:
         InvalidOption: a value outside its range.
@@ -71,20 +73,21 @@ class AutoPace:
         prior: tuple[float, ...] = LOOK_UP,
         level: float = 0.0,
         row_cost: Callable[[int], float] | None = None,
+        ends_itself: Callable[[Sequence], bool] = lambda sequence: False,
     ) -> None:
         self.cap, self.prior = _checked("cap", cap, 1), prior
         if not (isfinite(level) and level >= 0):
             raise InvalidOption("level", level, "a finite number >= 0")
         if not prior or not all(0 < chance < 1 for chance in prior):
             raise InvalidOption("prior", prior, "chances between 0 and 1")
-        self._level, self._row_cost = level, row_cost
+        self._level, self._row_cost, self._ends_itself = level, row_cost, ends_itself
         self._records: WeakKeyDictionary[Sequence, Record] = WeakKeyDictionary()
 
     def budgets(self, sequences: list[Sequence]) -> list[int]:
         """See `rounds.Pace`."""
         row = ROW_COST if self._row_cost is None else self._row_cost(len(sequences))
         costs = Costs(row, self._level)
-        return [self._budget(self._record(sequence), costs) for sequence in sequences]
+        return [self._budget(self._record(s), costs, whole=self._ends_itself(s)) for s in sequences]
 
     def observe(self, rounds: list[Round]) -> None:
         """See `rounds.Pace`."""
@@ -103,16 +106,18 @@ class AutoPace:
             self._records[sequence] = Record(self.prior)
         return self._records[sequence]
 
-    def _budget(self, record: Record, costs: Costs) -> int:
-        value, nodes = record.best(record.sizes(self.cap), costs, last=record.nodes)
-        if value > 1:
+    def _budget(self, record: Record, costs: Costs, *, whole: bool) -> int:
+        best = record.best(record.sizes(self.cap), costs, last=record.nodes)
+        value, nodes = (record.usual(self.cap, costs), self.cap) if whole else best
+        if value > STAY:
             record.nodes = nodes
             return nodes
         overdue = record.rounds_idle >= self.PROBE_EVERY - 1 and record.perfect(self.cap, costs) > 1
-        return int(overdue)
+        return (self.cap if whole else 1) if overdue else 0
 
     def _learn(self, record: Record, round_: Round) -> None:
-        record.rounds_idle, record.nodes_per_depth = 0, round_.num_drafted / round_.depth
+        record.rounds_idle = 0
+        record.saw(round_.num_drafted, round_.depth)
         record.learn(Outcome(matched=round_.num_accepted, tried=round_.depth))
 
 

@@ -243,7 +243,7 @@ def cell(place: Place, traces: Ordered[Trace], prices: Prices, sample: Sample) -
     rounds = found.alive.sum(-1)[batches].sum(-1).sum(-1)
     made = batches.shape[1] * place.batch * sample.num_tokens
     plain = made / place.batch * prices.plain(place.batch)
-    noise = max(target.noise for target in prices.targets)
+    noise = next(target.noise for target in prices.targets if target.batch == place.batch)
     wide = _correction(sample.kinds)
     tokens = _interval(made * DRAWS / rounds.sum(), wide * float(np.log(rounds).std()))
     spread = (wide * np.log(seconds).std()) ** 2 + 2 * noise**2 + DRIFT**2

@@ -201,7 +201,7 @@ class Replayed:
     seconds: float
 
 
-def replay(drafter: Drafter, pace: Pace, written: Ordered[Ordered[int]], wish: Wish, temperature: float) -> Replayed:
+def replay(drafter: Drafter, pace: InCrowd, written: Ordered[Ordered[int]], wish: Wish, temperature: float) -> Replayed:
     """Walk rounds of a drafter of point masses on texts of the target, without the target.
 
     Args:
