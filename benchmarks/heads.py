@@ -2,6 +2,7 @@
 
 All drafters take turns, prompt by prompt. Per kind and temperature: tokens per round over all rounds, and the speed-up,
 which is total tokens over total time against the same of plain decoding; over the open kinds and over all of them too.
+At temperature 0 also in how many prompts the text is plain decoding's, token for token (a tree may turn a near tie).
 With --typical each drafter, which must draft chains and be no mixture of kinds, runs at temperature 0.8 once more with
 that lossy rule, and the distance of its law from the target's, per token, is quoted beside the gain.
 The last line is one JSON object, which is also written to benchmarks/results/heads.json.
@@ -23,7 +24,7 @@ from held_out import HELD_OUT, OPEN
 from provenance import RESULTS, provenance
 
 import outrider
-from outrider.stats import Stats
+from outrider.generation import Result
 
 TEMPERATURES = (0.0, 0.8)
 TYPICAL = ", rule typical (LOSSY)"
@@ -42,7 +43,7 @@ def main() -> None:
     lossy = {
         f"{name}{TYPICAL}": engine(name, options.precision, "typical") for name in options.drafters if options.typical
     }
-    found: dict[str, dict[str, dict[str, list[Stats]]]] = {}
+    found: dict[str, dict[str, dict[str, list[Result]]]] = {}
     for temperature in TEMPERATURES:
         engines = exact | lossy if temperature > 0 else exact
         kinds = found[f"temperature {temperature}"] = {kind: {name: [] for name in engines} for kind in HELD_OUT}
@@ -52,7 +53,7 @@ def main() -> None:
                     result = each.generate(
                         prompts[place], temperature=temperature, seed=place, max_new_tokens=options.tokens
                     )
-                    kinds[kind][name].append(result.stats)
+                    kinds[kind][name].append(result)
     report = {temperature: summary(kinds) for temperature, kinds in found.items()}
     show(report)
     full = {"prompts": options.prompts, "tokens": options.tokens, "precision": options.precision, "results": report}
@@ -68,13 +69,13 @@ def engine(drafter: str, precision: str, rule: str = "auto") -> outrider.generat
     )
 
 
-def summary(kinds: dict[str, dict[str, list[Stats]]]) -> dict[str, dict[str, dict[str, float]]]:
+def summary(kinds: dict[str, dict[str, list[Result]]]) -> dict[str, dict[str, dict[str, float]]]:
     """Per drafter: of each kind, of the open ones together, and of all."""
     groups = {**{kind: [kind] for kind in kinds}, "open kinds": list(OPEN), "all kinds": list(kinds)}
     return {
         name: {
             group: figures(
-                [s for kind in members for s in kinds[kind][name]], [s for kind in members for s in kinds[kind]["none"]]
+                [r for kind in members for r in kinds[kind][name]], [r for kind in members for r in kinds[kind]["none"]]
             )
             for group, members in groups.items()
         }
@@ -82,20 +83,24 @@ def summary(kinds: dict[str, dict[str, list[Stats]]]) -> dict[str, dict[str, dic
     }
 
 
-def figures(stats: list[Stats], plain: list[Stats]) -> dict[str, float]:
+def figures(results: list[Result], plain: list[Result]) -> dict[str, float]:
+    stats = [r.stats for r in results]
     tokens, rounds = sum(s.num_new_tokens for s in stats), sum(s.num_rounds for s in stats)
     distances = [s.distance * s.num_new_tokens for s in stats if s.distance is not None]
+    same = sum(one.token_ids == other.token_ids for one, other in zip(results, plain, strict=True))
     return {
         "acceptance_length": tokens / rounds,
-        "speedup": speed(stats) / speed(plain),
+        "speedup": speed(results) / speed(plain),
         "drafting": sum(s.seconds.draft for s in stats) / sum(s.seconds.total for s in stats),
+        "prompts": len(results),
+        "same_text": same,
         **({"distance": sum(distances) / tokens} if distances else {}),
     }
 
 
-def speed(stats: Iterable[Stats]) -> float:
+def speed(results: Iterable[Result]) -> float:
     """Total tokens over total seconds of decoding."""
-    stats = list(stats)
+    stats = [r.stats for r in results]
     return sum(s.num_new_tokens for s in stats) / sum(s.seconds.total for s in stats)
 
 

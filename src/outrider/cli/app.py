@@ -16,6 +16,7 @@ import outrider.cli.options as o
 from outrider.cli.bench import bench
 from outrider.cli.convert import convert
 from outrider.cli.leaving import INTERRUPTED, USER_ERROR, leaving_cleanly
+from outrider.cli.plan import plan
 from outrider.cli.report import as_json, ending, problems, tables, verdict
 from outrider.cli.screen import Screen, open_screen
 from outrider.cli.train import train
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(bench)
 app.command()(convert)
+app.command()(plan)
 app.add_typer(train, name="train")
 
 

@@ -22,6 +22,9 @@ UNITS = {
     "training": "steps",
     "warming up": "runs",
     "measuring": "runs",
+    "timing": "batches",
+    "timing drafts": "batches",
+    "walking rounds": "tokens",
 }
 """What is counted, by stage; while something is loaded, layers."""
 

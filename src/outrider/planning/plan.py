@@ -219,7 +219,8 @@ def from_json(text: str) -> Plan:
         data = json.loads(text)
         if data.pop("version") != VERSION:
             raise ValueError("a plan of another version")
-        del data["partial"]
+        for told in ("partial", "recommendations"):  # they follow from the rest
+            data.pop(told, None)
         context = data.pop("context")
         parts: dict[str, Any] = {
             name: tuple(_part(kind, each) for each in data.pop(name)) for name, kind in PARTS.items()
