@@ -1,16 +1,22 @@
 """Paces: fixed, and the one that weighs what was accepted against what rounds cost."""
 
 import gc
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from outrider.drafters import ModelDrafter
+from outrider.drafters.combined import CombinedDrafter
 from outrider.drafters.records import COPY, LOOK_UP, MODEL, NEVER, Chance
+from outrider.engine import Engine
 from outrider.errors import InvalidOption
+from outrider.options import Sampling
 from outrider.planning.pace import AutoPace, FixedPace
 from outrider.rounds import Round
-from toy import make_sequence
+from outrider.rules import choose_rule
+from toy import TableModel, make_sequence, random_laws
 
 
 def play(pace, sequence, accepted, rounds, drafted=lambda budget: budget):
@@ -188,6 +194,47 @@ def test_it_stops_where_a_batch_makes_rows_dear_and_comes_back_when_it_shrinks()
     assert max(found[25:40]) <= 1
     assert found[25:40].count(0) >= 13
     assert min(found[45:]) > 0
+
+
+def dear_in_a_crowd(sequences):
+    return 0.05 if sequences == 1 else 2.0
+
+
+SEEDED_TARGET = TableModel(5, order=2, law=random_laws(5, seed=8, sharpness=3))
+
+
+def seeded_texts(together, kind=AutoPace):
+    """Of four sampled requests with seeds, side by side or one after the other."""
+    draft = TableModel(5, order=1, law=random_laws(5, seed=8, sharpness=3))
+    drafter = CombinedDrafter([ModelDrafter(draft, 4)], [0.05], dear_in_a_crowd)
+    paces = [(ModelDrafter(draft, 4), kind(8, MODEL, 0.05, dear_in_a_crowd)), (drafter, FixedPace(6))]
+    texts = []
+    for each, pace in paces:
+        engine = Engine(SEEDED_TARGET, each, choose_rule("auto", each.proposal, allow_lossy=False), pace, slots=4)
+        made = []
+        for seed in range(4):
+            made.append(engine.add([1, 2], sampling=Sampling(temperature=1.0), seed=seed, max_new_tokens=20))
+            while not together and engine.num_unfinished:
+                engine.step()
+        while engine.num_unfinished:
+            engine.step()
+        texts.append([s.tokens for s in made])
+    return texts
+
+
+def test_a_seed_gives_one_text_whatever_else_is_decoded():
+    assert seeded_texts(together=True) == seeded_texts(together=False)
+
+
+class Sociable(AutoPace):
+    """Planted bug: what rows cost for all is asked for a sequence with a seed too."""
+
+    def _costs(self, sequence, num_sequences):
+        return super()._costs(replace(sequence, seeded=False), num_sequences)
+
+
+def test_the_same_comparison_catches_a_pace_that_looks_at_the_others():
+    assert seeded_texts(together=True, kind=Sociable)[0] != seeded_texts(together=False, kind=Sociable)[0]
 
 
 LEVEL, ROW = 0.07, 0.04

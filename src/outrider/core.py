@@ -131,6 +131,7 @@ class Sequence:
         prediction: tokens that the user expects in the output, for drafters that look things up.
         slot: row of the caches that this sequence owns; -1 before it is admitted.
         prefill_seconds: wall time spent on its prompt.
+        seeded: whether its seed was given, so that its text must not depend on what else is decoded.
     """
 
     id: int
@@ -144,6 +145,7 @@ class Sequence:
     prediction: tuple[int, ...] = ()
     slot: int = -1
     prefill_seconds: float = 0.0
+    seeded: bool = False
 
     @property
     def num_new_tokens(self) -> int:

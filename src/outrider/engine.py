@@ -108,11 +108,10 @@ class Engine:
         tokens, stops = token_ids("prompt", prompt, self.target.vocab_size), frozenset(token_ids("stop", stop_ids))
         expected = tuple(token_ids("prediction", prediction, self.target.vocab_size))
         check_request(tokens, max_new_tokens, sampling.min_new_tokens, seed, self.context_length)
-        seed = secrets.randbits(63) if seed is None else seed
-        draft_coins, verify_coins = streams(seed, coupled=self.rule.name == "coupled")
-        sequence = Sequence(
-            next(self._ids), tokens, len(tokens), sampling, draft_coins, verify_coins, stops, max_new_tokens, expected
-        )
+        chosen = secrets.randbits(63) if seed is None else seed
+        coins = streams(chosen, coupled=self.rule.name == "coupled")
+        sequence = Sequence(next(self._ids), tokens, len(tokens), sampling, *coins, stops, max_new_tokens, expected)
+        sequence.seeded = seed is not None
         self._waiting.append(sequence)
         if text is not None:
             self._texts[sequence.id] = text

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from outrider.core import Draft, Drafter, Proposal, Sequence
-from outrider.drafters.records import LOOK_UP, MODEL, NUM_CLASSES, STAY, Costs, Outcome, Record
+from outrider.drafters.records import LOOK_UP, MODEL, NUM_CLASSES, STAY, Costs, Outcome, Record, crowd
 from outrider.errors import InvalidOption
 from outrider.rounds import Verified
 from outrider.tree import check, depths, is_chain
@@ -131,9 +131,8 @@ class CombinedDrafter:
         Raises:
             Exception: whatever a source raised, if for one of the sequences none of those that were asked answered.
         """
-        row = self._row_cost(len(sequences)) if callable(self._row_cost) else self._row_cost
         plans = [
-            _Plan(len(s.tokens), max(budget, 0), row, self._unlimited(s))
+            _Plan(len(s.tokens), max(budget, 0), self._row(s, len(sequences)), self._unlimited(s))
             for s, budget in zip(sequences, budgets, strict=True)
         ]
         both = list(zip(sequences, plans, strict=True))
@@ -173,6 +172,9 @@ class CombinedDrafter:
                     tell(*arguments)
             except Exception:  # the others learn on
                 self.num_failures[index] += 1
+
+    def _row(self, sequence: Sequence, num_sequences: int) -> float:
+        return self._row_cost(crowd(sequence, num_sequences)) if callable(self._row_cost) else self._row_cost
 
     def _unlimited(self, sequence: Sequence) -> tuple[int, ...]:
         ends = [getattr(source, "ends_itself", None) for source in self.sources]

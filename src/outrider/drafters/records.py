@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from operator import mul
 
+from outrider.core import Sequence
+
 LEVELS = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 """What a chance can be."""
 
@@ -116,6 +118,15 @@ class Habit:
     def means(self) -> tuple[float, float]:
         """The chance of the first token, and of each one after a fitting one."""
         return self.chances[0].mean, self.chances[-1].mean
+
+
+def crowd(sequence: Sequence, num_sequences: int) -> int:
+    """As for how many sequences decoded together the costs of a sequence's drafts are to be taken.
+
+    How much is drafted decides which coins are thrown for what, so where a seed is to give one text at a temperature
+    above 0, nothing may depend on what else is decoded: there the sequence counts as alone.
+    """
+    return 1 if sequence.seeded and sequence.sampling.temperature > 0 else num_sequences
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from math import isfinite
 from weakref import WeakKeyDictionary
 
 from outrider.core import Sequence
-from outrider.drafters.records import LOOK_UP, STAY, Costs, Outcome, Record
+from outrider.drafters.records import LOOK_UP, STAY, Costs, Outcome, Record, crowd
 from outrider.errors import InvalidOption
 from outrider.rounds import Round
 
@@ -50,7 +50,8 @@ class AutoPace:
       that does.
 
     It looks at earlier rounds alone, so the law stays the target's. The state of a sequence is its own and is forgotten
-    when it ends; of the others only their number counts, since it decides what a row costs.
+    when it ends; of the others only their number counts, since it decides what a row costs, and not even that where a
+    seed was given (`records.crowd`).
 
     Args:
         cap: the largest k, in [1, 64].
@@ -85,9 +86,7 @@ class AutoPace:
 
     def budgets(self, sequences: list[Sequence]) -> list[int]:
         """See `rounds.Pace`."""
-        row = ROW_COST if self._row_cost is None else self._row_cost(len(sequences))
-        costs = Costs(row, self._level)
-        return [self._budget(self._record(s), costs, whole=self._ends_itself(s)) for s in sequences]
+        return [self._budget(s, self._costs(s, len(sequences))) for s in sequences]
 
     def observe(self, rounds: list[Round]) -> None:
         """See `rounds.Pace`."""
@@ -106,7 +105,12 @@ class AutoPace:
             self._records[sequence] = Record(self.prior)
         return self._records[sequence]
 
-    def _budget(self, record: Record, costs: Costs, *, whole: bool) -> int:
+    def _costs(self, sequence: Sequence, num_sequences: int) -> Costs:
+        row = ROW_COST if self._row_cost is None else self._row_cost(crowd(sequence, num_sequences))
+        return Costs(row, self._level)
+
+    def _budget(self, sequence: Sequence, costs: Costs) -> int:
+        record, whole = self._record(sequence), self._ends_itself(sequence)
         best = record.best(record.sizes(self.cap), costs, last=record.nodes)
         value, nodes = (record.usual(self.cap, costs), self.cap) if whole else best
         if value > STAY:
