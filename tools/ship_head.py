@@ -2,6 +2,8 @@
 
 outrider train eagle3 --out FOLDER ...
 python tools/ship_head.py FOLDER
+
+The card of a head that was gone on with (--init smollm2) holds the card of the one that it began with.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ def main() -> None:
     folder, card = options.folder, json.loads((options.folder / "card.json").read_text())
     weights = {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in shared(folder).items()}
     SHIPPED_HEAD.mkdir(parents=True, exist_ok=True)
+    if card["options"]["init"] == EMBEDDED_NAME:
+        card["begun_from"] = json.loads((SHIPPED_HEAD / "card.json").read_text())
     save_file(weights, SHIPPED_HEAD / "model.safetensors")
     shutil.copyfile(folder / "config.json", SHIPPED_HEAD / "config.json")
     noted = card if options.note is None else {"note": options.note, **card}
