@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from outrider.engine import Engine
+from outrider.loading import default_drafter
 from outrider.planning.job import Job, check_lengths
 from outrider.planning.pace import FixedPace
 from outrider.planning.plan import AUTO, TREE, Acceptance, Cell, DraftCost, K, Plan
@@ -23,6 +24,7 @@ from outrider.planning.timing import (
     Given,
     Repeats,
     draft_cost,
+    few_wishes,
     longer_context,
     other_cost,
     steps,
@@ -37,7 +39,7 @@ LENGTHS = (1, 2, 3, 4, 6, 8)
 WALKED = 6
 """The chain that is walked where drafting costs; shorter ones are cut from it."""
 
-CHAINS, TREES = (0, 1, 4), (0, 1, 4, 16)
+BUDGETS = (0, 1, 4)
 """Drafted tokens that drafters are timed with."""
 
 
@@ -80,7 +82,8 @@ def costs(job: Job) -> Plan:
     settings = [(temperature, size) for temperature in job.asked.temperatures for size in job.sizes]
     for number, (temperature, size) in enumerate(settings):
         job.told("timing", number, len(settings))
-        timed[temperature, size] = list(steps(engine, given, Batch(job.prompt, temperature, size), wishes(size)))
+        batch, wanted = Batch(job.prompt, temperature, size), wishes if number < len(job.sizes) else few_wishes
+        timed[temperature, size] = list(steps(engine, given, batch, wanted(size)))
     job.told("timing", len(settings), len(settings))
     at_size = {size: [each for key, found in timed.items() if key[1] == size for each in found] for size in job.sizes}
     long = job.engine(Repeats(), given, slots=1, context_length=min(2 * LONGER, job.opened.model.context_length))
@@ -94,18 +97,27 @@ def costs(job: Job) -> Plan:
         others=tuple(other_cost(found, *key) for key, found in timed.items()),
         context=longer_context(long, given, job.prompt, long.context_length),
         missing=job.asked.drafters,
+        auto=default_drafter(job.asked.target),
     )
 
 
-def draft_costs(job: Job, plan: Plan, typed: str, strategy: Strategy) -> list[DraftCost]:
-    """What a drafter takes at each temperature and batch size."""
-    engine, budgets, found = strategy.engine(), CHAINS if strategy.is_chain else TREES, list[DraftCost]()
-    assert isinstance(engine.pace, Given)
+def draft_costs(job: Job, plan: Plan, typed: str, strategy: Strategy, engine: Engine) -> list[DraftCost]:
+    """What a drafter takes at each temperature and batch size.
+
+    Args:
+        job: of the plan.
+        plan: has the costs of the target.
+        typed: the drafter as users type it.
+        strategy: it.
+        engine: the strategy's own, with nothing in it.
+    """
+    given = engine.pace = Given()
+    found = list[DraftCost]()
     for other in plan.others:
         target = next(target for target in plan.targets if target.batch == other.batch)
         batch = Batch(job.prompt, other.temperature, other.batch)
-        timed = list(steps(engine, engine.pace, batch, [(budget,) * other.batch for budget in budgets]))
-        found.append(draft_cost(timed, typed, target, other))
+        timed = list(steps(engine, given, batch, [(budget,) * other.batch for budget in BUDGETS]))
+        found.append(draft_cost(timed, typed, target, other, own_forward=strategy.own_forward))
         job.told(f"timing drafts, {typed}", len(found), len(plan.others))
     return found
 
@@ -138,9 +150,9 @@ def replayed(job: Job, plan: Plan, drafter: str, strategy: Strategy) -> Found:
 
 def walked(job: Job, plan: Plan, drafter: str, strategy: Strategy) -> Found:
     """A drafter that needs the target: one long chain from which all are cut, or its own rounds in each batch."""
-    found, sources = Found(), _sources(job, plan, drafter, strategy)
-    found.drafts = [cost for costs in sources.values() for cost in costs if cost not in plan.drafts]
     engine = strategy.engine()
+    found, sources = Found(), _sources(job, plan, drafter, strategy, engine)
+    found.drafts = [cost for costs in sources.values() for cost in costs if cost not in plan.drafts]
     if strategy.is_chain:
         engine.pace = FixedPace(WALKED)
         run = _walk(job, engine, drafter)
@@ -158,14 +170,16 @@ def walked(job: Job, plan: Plan, drafter: str, strategy: Strategy) -> Found:
     return found
 
 
-def _sources(job: Job, plan: Plan, drafter: str, strategy: Strategy) -> dict[str, list[DraftCost]]:
+def _sources(job: Job, plan: Plan, drafter: str, strategy: Strategy, engine: Engine) -> dict[str, list[DraftCost]]:
     """By name, what those parts cost whose drafts cost by their length, timed unless the plan has it."""
     if not strategy.is_combined:
-        return {strategy.drafter.name: draft_costs(job, plan, drafter, strategy)}
+        return {strategy.drafter.name: draft_costs(job, plan, drafter, strategy, engine)}
     found = {}
     for typed, name in strategy.costly:
-        known = [cost for cost in plan.drafts if cost.drafter == typed]
-        found[name] = known or draft_costs(job, plan, typed, made(typed, job.place))
+        found[name] = [cost for cost in plan.drafts if cost.drafter == typed]
+        if not found[name]:
+            part = made(typed, job.place)
+            found[name] = draft_costs(job, plan, typed, part, part.engine())
     return found
 
 
@@ -210,7 +224,14 @@ def prices_of(
 
 
 def look_up_seconds(run: Walk, prices: Prices) -> float:
-    """Of drafting, for each sequence and step, beside what the parts take whose drafts cost by their length."""
-    known = (float(prices.drafting(step_of(step.guesses, prices.drafts))[0]) for step in run.steps)
-    rest = [(step.draft - part) / len(step.guesses) for step, part in zip(run.steps, known, strict=True)]
+    """Of drafting, for each sequence and step, beside what the parts take whose drafts cost by their length.
+
+    Seconds are divided by what the target's forwards took in the walk over what they should have taken.
+    """
+    made = [step_of(step.guesses, prices.drafts) for step in run.steps]
+    slower = median(step.target / float(prices.forwards(m)[0]) for step, m in zip(run.steps, made, strict=True))
+    rest = [
+        (step.draft / slower - float(prices.drafting(m)[0])) / len(step.guesses)
+        for step, m in zip(run.steps, made, strict=True)
+    ]
     return max(0.0, median(rest))

@@ -174,6 +174,7 @@ class Plan:
         cells: the predictions.
         context: longer contexts; None before that was measured.
         missing: drafters that were not measured: the plan was interrupted.
+        auto: what the drafter "auto" stands for.
         version: `VERSION`.
     """
 
@@ -189,6 +190,7 @@ class Plan:
     cells: tuple[Cell, ...] = ()
     context: Context | None = None
     missing: tuple[str, ...] = ()
+    auto: str = ""
     version: int = VERSION
 
     @property

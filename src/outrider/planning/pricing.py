@@ -55,14 +55,26 @@ class Prices:
 
     def seconds(self, steps: Steps) -> Array:
         """Of each of the steps."""
-        total, near = self.drafting(steps), _shares([target.batch for target in self.targets], steps.alive)
-        single = 1 - steps.drafting / np.maximum(steps.alive, 1)  # the share of sequences with one row
-        for share, target, other in zip(near, self.targets, self.others, strict=True):
-            forward = lines(target.rows, target.seconds, steps.rows) - target.spared * target.batch * single
-            total = total + share * (forward + lines(other.rows, other.seconds, steps.rows))
+        total, near = self.drafting(steps) + self.forwards(steps), _shares(self.sizes, steps.alive)
+        for share, other in zip(near, self.others, strict=True):
+            total = total + share * lines(other.rows, other.seconds, steps.rows)
         for source, costs in self.drafts.items():
             total = total + _extra(costs, steps.sources.get(source))
         return np.where(steps.alive > 0, total, 0.0)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Batch sizes that were timed."""
+        return [target.batch for target in self.targets]
+
+    def forwards(self, steps: Steps) -> Array:
+        """Seconds of the target alone."""
+        total = np.zeros(())
+        single = 1 - steps.drafting / np.maximum(steps.alive, 1)  # the share of sequences with one row
+        for share, target in zip(_shares(self.sizes, steps.alive), self.targets, strict=True):
+            forward = lines(target.rows, target.seconds, steps.rows) - target.spared * target.batch * single
+            total = total + share * forward
+        return total
 
     def drafting(self, steps: Steps) -> Array:
         """Seconds of drafting alone."""

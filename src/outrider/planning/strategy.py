@@ -15,6 +15,7 @@ from outrider.drafting import Built, Setting, build_drafter, early_exit_target
 from outrider.engine import Engine
 from outrider.errors import InvalidOption
 from outrider.loading import check_trees, default_drafter, pace_of
+from outrider.models.early_exit import EarlyExitTarget
 from outrider.models.opening import Opened
 from outrider.planning.timing import Given
 from outrider.planning.walked import InCrowd
@@ -101,6 +102,11 @@ class Strategy:
         """Whether it is one drafter of chains: their length can be fixed."""
         return not self.is_combined and not self.choices[0].drafts_trees
 
+    @property
+    def own_forward(self) -> bool:
+        """Whether the target's forward is another one with it."""
+        return isinstance(self.setting.model, EarlyExitTarget)
+
     def pace(self, batch: int) -> InCrowd:
         """A new pace of its own, as in a batch of this size."""
         if self.row_cost is not None:
@@ -108,7 +114,7 @@ class Strategy:
         return InCrowd(pace_of("auto", self.choices, self.built, self.setting), batch)
 
     def engine(self) -> Engine:
-        """A new engine, whose pace is a `Given`; needs a drafter that is not in another engine at the same time."""
+        """The engine that it is walked and timed in: one alone, since drafters know sequences by their numbers."""
         rule = choose_rule("auto", self.drafter.proposal)
         check_trees(self.choices, rule, self.setting.model)
         slots, length = self.setting.slots, self.setting.context_length

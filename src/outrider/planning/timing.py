@@ -16,11 +16,14 @@ from outrider.options import Sampling
 from outrider.planning.plan import Context, DraftCost, OtherCost, TargetCost
 from outrider.rounds import Round
 
-WIDTHS = (1, 2, 3, 5, 9)
+WIDTHS = (1, 2, 4, 7)
 """Rows of each sequence; some kernels take a step every four or eight rows of the whole batch."""
 
 ALONE = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17)
 """The same of a sequence that is decoded alone, where every row tells."""
+
+FEW = (1, 4, 7)
+"""The same where the forwards are known and only the rest of a step is timed."""
 
 REPEATS = 5
 """Timed steps of each kind, after one that warms up."""
@@ -129,12 +132,21 @@ def _timed(wanted: tuple[int, ...], rounds: list[Round]) -> Timed:
 
 def wishes(batch: int) -> list[tuple[int, ...]]:
     """Drafts of every width for all sequences of a batch, and one in which only half of them draft."""
-    even = [(width - 1,) * batch for width in (ALONE if batch == 1 else WIDTHS)]
+    even = _even(batch, ALONE if batch == 1 else WIDTHS)
     if batch == 1:
         return even
     few = batch // 2
     mixed = [batch // few + (place < batch % few) for place in range(few)]  # as many rows as if each drafted one
     return [*even, (*mixed, *[0] * (batch - few))]
+
+
+def few_wishes(batch: int) -> list[tuple[int, ...]]:
+    """Those that are enough where the forwards are known."""
+    return _even(batch, FEW)
+
+
+def _even(batch: int, widths: Iterable[int]) -> list[tuple[int, ...]]:
+    return [(width - 1,) * batch for width in widths]
 
 
 def target_cost(timed: Ordered[Timed], batch: int, context: int) -> TargetCost:
@@ -160,7 +172,7 @@ def other_cost(timed: Ordered[Timed], temperature: float, batch: int) -> OtherCo
     """Verification and bookkeeping by rows, at one temperature.
 
     Args:
-        timed: steps of `wishes(batch)` at this temperature.
+        timed: steps of `wishes(batch)`, or of `few_wishes(batch)`, at this temperature.
         temperature: of the texts.
         batch: sequences.
     """
@@ -212,27 +224,40 @@ def longer_context(engine: Engine, pace: Given, prompt: tuple[int, ...], room: i
 # ---------------------------------------------------------------- drafting
 
 
-def draft_cost(timed: Ordered[Timed], drafter: str, target: TargetCost, other: OtherCost) -> DraftCost:
+def draft_cost(
+    timed: Ordered[Timed], drafter: str, target: TargetCost, other: OtherCost, *, own_forward: bool = False
+) -> DraftCost:
     """What a drafter adds to the steps of a batch.
+
+    The machine may be slower now than when the target was timed: seconds are divided by what the target's forwards take
+    now over what they took then.
 
     Args:
         timed: steps in which all sequences asked for as much, for several such lengths, 0 among them.
         drafter: whose steps they are.
         target: what forwards take in this batch.
         other: what steps take beside that without the drafter, in this batch and at this temperature.
+        own_forward: whether the target's forward is another one with this drafter, whose layers it may use.
     """
-    depths, rows = dict[int, float](), dict[int, float]()
-    for wanted, same in _by_wish(timed):
-        at = round(median(each.rows for each in same))
-        known = interpolated(target.rows, target.seconds, at) + interpolated(other.rows, other.seconds, at)
-        known -= 0.0 if max(wanted) else target.spared * target.batch  # of sequences with one row each
-        rows[at] = median(each.target + each.other for each in same) - known
-        depths[round(median(each.depth for each in same))] = median(each.draft for each in same)
+    depths, extra, slower = dict[int, float](), dict[int, float](), 1.0
+    if not own_forward:
+        slower = median(each.target / forward_seconds(target, each) for each in timed)
+    for _, same in _by_wish(timed):
+        rows = round(median(each.rows for each in same))
+        more = median(each.other for each in same) / slower - interpolated(other.rows, other.seconds, rows)
+        if own_forward:
+            more += median(each.target - forward_seconds(target, each) for each in same)
+        extra[rows] = more
+        depths[round(median(each.depth for each in same))] = median(each.draft for each in same) / slower
     seconds = isotonic([depths[depth] for depth in sorted(depths)])
-    extra = tuple(rows[at] for at in sorted(rows))
-    return DraftCost(
-        drafter, other.temperature, target.batch, tuple(sorted(depths)), seconds, tuple(sorted(rows)), extra
-    )
+    places = tuple(sorted(depths)), seconds, tuple(sorted(extra)), tuple(extra[rows] for rows in sorted(extra))
+    return DraftCost(drafter, other.temperature, target.batch, *places)
+
+
+def forward_seconds(target: TargetCost, timed: Timed) -> float:
+    """Of the target's forward of a step in which all sequences draft, or none."""
+    spared = 0.0 if timed.depth > 0 else target.spared * target.batch
+    return interpolated(target.rows, target.seconds, timed.rows) - spared
 
 
 def interpolated(places: Ordered[float], values: Ordered[float], place: float) -> float:

@@ -75,10 +75,11 @@ class Wish:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a walk: the rounds of its sequences, and its seconds of drafting."""
+    """One step of a walk: the rounds of its sequences, and its seconds of drafting and of the target's forward."""
 
     guesses: tuple[Guess, ...]
     draft: float
+    target: float
 
 
 @dataclass
@@ -140,7 +141,7 @@ def walk(engine: Engine, wish: Wish, told: Callable[[int, int], None] = lambda d
                 if r.finish_reason is None:  # one that a stop or a limit cut short says nothing of what was guessed
                     found.traces[temperature][number].append(guess)
             if rounds:
-                found.steps.append(Step(tuple(guesses), rounds[0].seconds.draft))
+                found.steps.append(Step(tuple(guesses), rounds[0].seconds.draft, rounds[0].seconds.target))
             done += sum(len(r.token_ids) for r in rounds)
             told(done, len(running) * wish.max_new_tokens)
     finally:
@@ -166,6 +167,7 @@ def _added(
         stop_ids=wish.stop_ids,
         max_new_tokens=wish.max_new_tokens,
     )
+    sequence.seeded = False  # so that how much is drafted follows the batch, as it does where no seed is given
     owner[sequence.id] = temperature, number
     return sequence
 
