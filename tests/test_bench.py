@@ -216,6 +216,20 @@ def test_drafts_that_cannot_be_used_are_counted_with_the_reason():
     assert "the drafter failed" in found.reason
 
 
+def test_what_is_drafted_may_suit_the_batch_although_seeds_are_given():
+    seen = []
+
+    class Watching(SuffixDrafter):
+        def propose(self, sequences, budgets):
+            seen.extend(sequence.seeded for sequence in sequences)
+            return super().propose(sequences, budgets)
+
+    prompts = tuple(p.ids for p in TWO_KINDS["chat"])
+    texts = [way("suffix", Watching()).run(Asked(prompts, (4, 5, 6), 0.8, 20)).token_ids for _ in range(2)]
+    assert set(seen) == {False}
+    assert texts[0] == texts[1]
+
+
 def test_strategies_are_named_once_and_auto_is_written_out():
     assert [s.name for s in strategies(["auto", "suffix", "ngram"], "some/model")] == ["suffix", "ngram"]
     assert [s.name for s in strategies(["ngram"], "some/model", 3)] == ["ngram, k=3"]

@@ -198,10 +198,13 @@ class EngineWay:
 
     def _added(self, asked: Asked) -> list[Sequence]:
         sampling = Sampling(temperature=asked.temperature)
-        return [
+        sequences = [
             self.engine.add(prompt, sampling=sampling, seed=seed, max_new_tokens=asked.max_new_tokens)
             for prompt, seed in zip(asked.prompts, asked.seeds, strict=True)
         ]
+        for sequence in sequences:
+            sequence.seeded = False  # so that as much is drafted as suits the batch, as for users who give no seed
+        return sequences
 
 
 def counted_rounds(steps: Ordered[Ordered[Round]]) -> Rounds:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 NOTHING_YET = "Interrupted; nothing was measured yet."
 ON_STANDARD_OUTPUT = "-"
 DEFAULT_DRAFTERS = ("auto", "suffix")
+MOST_REPEATS = 10_000
 FEWEST_NEW_TOKENS = 2
 """A peer's time of decoding begins with its first token."""
 
@@ -54,7 +55,7 @@ Batches = Annotated[list[str] | None, _option("Prompts that are decoded together
 NewTokens = Annotated[
     str | None, _option("Tokens to make of each prompt, 2 or more; stop tokens do not end a text.", "N", "64")
 ]
-Repeats = Annotated[str | None, _option("How often everything is measured, 1 or more.", "N", "1")]
+Repeats = Annotated[str | None, _option(f"How often everything is measured, 1 to {MOST_REPEATS:,}.", "N", "1")]
 Seed = Annotated[str | None, _option("Of everything that is drawn: 0 to 2^63 - 1.", "N", "0")]
 JsonPath = Annotated[str | None, _option("Write all figures and runs as JSON; - for standard output.", "FILE")]
 HtmlPath = Annotated[str | None, _option("Write a report with plots, one page that needs nothing else.", "FILE")]
@@ -151,13 +152,14 @@ def _read(given: dict[str, Any]) -> _Asked:
     )
 
 
-def _whole(name: str, typed: str, low: int = 1) -> int:
+def _whole(name: str, typed: str, low: int = 1, high: int | None = None) -> int:
+    allowed = f"a whole number, {low} or more" if high is None else f"a whole number from {low} to {high}"
     try:
         number = int(typed)
     except ValueError as error:
-        raise InvalidOption(name, typed, f"a whole number, {low} or more") from error
-    if number < low:
-        raise InvalidOption(name, number, f"a whole number, {low} or more")
+        raise InvalidOption(name, typed, allowed) from error
+    if number < low or (high is not None and number > high):
+        raise InvalidOption(name, number, allowed)
     return number
 
 
@@ -179,7 +181,7 @@ def _grid(given: dict[str, Any], seed: int) -> Grid:
         tuple(dict.fromkeys(each["temperature"] for each in temperatures)) or grid.temperatures,
         tuple(dict.fromkeys(batches)),
         grid.max_new_tokens if new_tokens is None else _whole("max_new_tokens", new_tokens, FEWEST_NEW_TOKENS),
-        grid.repeats if repeats is None else _whole("repeats", repeats),
+        grid.repeats if repeats is None else _whole("repeats", repeats, high=MOST_REPEATS),
         seed,
     )
 
@@ -209,6 +211,8 @@ def _kinds(given: dict[str, Any], per_kind: int | None) -> list[str]:
 def _check_places(given: dict[str, Any]) -> None:
     from outrider.benching.report import check_place
 
+    if given["json"] is not None and given["json"] == given["html"]:
+        raise InvalidOption("html", given["html"], "another file than --json", "One would overwrite the other.")
     for name in ("json", "html"):
         if given[name] is not None and (name, given[name]) != ("json", ON_STANDARD_OUTPUT):
             check_place(name, Path(given[name]))
