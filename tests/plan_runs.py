@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from engine_runs import toy_engine
 from outrider.core import Draft, Proposal, Sequence
 from outrider.drafters.none import NoDrafter
 from outrider.models.opening import Opened
@@ -18,7 +20,6 @@ from outrider.planning.plan import DraftCost, OtherCost, TargetCost
 from outrider.planning.pricing import Prices
 from outrider.planning.timing import Timed
 from outrider.planning.walked import Guess, Text, Walk, Wish, walk
-from engine_runs import toy_engine
 from toy import ByteTokenizer, TableModel, rule_law
 
 
@@ -116,10 +117,14 @@ def rounds(k: int, accepted: Ordered[int], source: str = "") -> list[Guess]:
 def conditionals(k: int, accepted: Ordered[int]) -> list[Fraction]:
     """By place, exactly."""
     reached = [sum(a >= place for a in accepted) for place in range(k + 1)]
-    return [Fraction(kept, tried) for tried, kept in zip(reached, reached[1:], strict=False)]
+    return [Fraction(kept, tried) for tried, kept in pairwise(reached)]
 
 
 # ---------------------------------------------------------------- a job
+
+
+LOOP = 6
+"""Tokens after which the target of a job repeats itself."""
 
 
 def job(drafters: Ordered[str], told: Callable[[str, int, int], None] = lambda *_: None, **changes: object) -> Job:
@@ -127,10 +132,10 @@ def job(drafters: Ordered[str], told: Callable[[str, int, int], None] = lambda *
     target = TableModel(ByteTokenizer.vocab_size, order=1, law=_loop(), context_length=200)
     settings: dict[str, Any] = {"temperatures": (0.0,), "batches": (1, 2), "max_new_tokens": 12, **changes}
     asked, tokenizer = Asked("toy", tuple(drafters), **settings), ByteTokenizer()
-    texts = tuple(Text("count", tuple(range(start, start + 12))) for start in (10, 14, 18))
+    texts = tuple(Text("count", tuple(10 + (start + i) % LOOP for i in range(12))) for start in range(3))
     return Job(asked, Opened(target, tokenizer), texts, {"processor": "p"}, {"m": [1]}, told)  # type: ignore[arg-type]
 
 
 def _loop() -> Callable[[tuple[int, ...]], np.ndarray]:
-    """Counts from 10 to 40 and begins again, so that look-ups find something."""
-    return rule_law(ByteTokenizer.vocab_size, lambda context: 10 + (context[-1] - 9) % 30, 0.9)
+    """Counts from 10 on and begins again, so that look-ups find something."""
+    return rule_law(ByteTokenizer.vocab_size, lambda context: 10 + (context[-1] - 9) % LOOP, 0.9)

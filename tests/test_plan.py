@@ -325,9 +325,7 @@ def test_interpolation_goes_on_straight_beyond_what_was_measured():
 
 def test_noise_is_the_error_of_a_median():
     rng = np.random.default_rng(0)
-    steps = [
-        Timed((k,), 1 + k, k, 0.0, 1 + 0.05 * float(rng.normal()), 0.0) for k in range(60) for _ in range(5)
-    ]
+    steps = [Timed((k,), 1 + k, k, 0.0, 1 + 0.05 * float(rng.normal()), 0.0) for k in range(60) for _ in range(5)]
     medians = [np.median([1 + 0.05 * rng.normal() for _ in range(5)]) for _ in range(4000)]
     assert noise(steps) == pytest.approx(float(np.std(medians)), rel=0.35)
 
@@ -480,13 +478,11 @@ def test_ctrl_c_leaves_what_was_measured():
         if what.startswith("walking"):
             raise KeyboardInterrupt
 
-    found = None
+    found = list[Plan]()
     with pytest.raises(KeyboardInterrupt):
-        for found in measure(job(["suffix", "recycling"], told)):
-            pass
-    assert found is not None
-    assert found.missing == ("recycling",)
-    assert found.cells
+        found.extend(measure(job(["suffix", "recycling"], told)))
+    assert found[-1].missing == ("recycling",)
+    assert found[-1].cells
 
 
 def test_prompts_that_do_not_fit_are_refused_by_number():

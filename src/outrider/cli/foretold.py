@@ -32,18 +32,23 @@ def plan_tables(plan: Plan) -> Iterator[Table | Text]:
 def _table(cells: Ordered[Cell], all_lengths: Ordered[int | str]) -> Table:
     first = cells[0]
     together = "one text at a time" if first.batch == 1 else f"{first.batch} texts together"
-    table = Table(box=SIMPLE_HEAD, title=f"Temperature {first.temperature:g}, {together}", title_justify="left")
-    fixed = [k for k in all_lengths if isinstance(k, int)]
+    title = f"Temperature {first.temperature:g}, {together}"
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, title_justify="left")
+    shown = list(dict.fromkeys(_heading(k) for k in all_lengths))
     table.add_column("drafter", overflow="fold")
-    for heading in (*(f"k={k}" for k in fixed), *([OWN] if len(fixed) < len(all_lengths) else [])):
+    for heading in shown:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("best", no_wrap=True)
     for name in strategies(cells):
-        own = {cell.k if isinstance(cell.k, int) else OWN: cell for cell in cells if cell.drafter == name}
+        own = {_heading(cell.k): cell for cell in cells if cell.drafter == name}
         best = max(own.values(), key=lambda cell: cell.speedup.mid)
-        row = [_mid(own.get(k)) for k in (*fixed, *([OWN] if len(fixed) < len(all_lengths) else []))]
-        table.add_row(Text(visible(name)), *row, _interval(best.speedup))
+        table.add_row(Text(visible(name)), *(_mid(own.get(heading)) for heading in shown), _interval(best.speedup))
     return table
+
+
+def _heading(k: int | str) -> str:
+    """Of the column."""
+    return f"k={k}" if isinstance(k, int) else OWN
 
 
 def _mid(cell: Cell | None) -> Text:
@@ -60,11 +65,11 @@ def _advice(plan: Plan, temperature: float, batch: int) -> str:
 
 
 def _basis(plan: Plan) -> list[str]:
+    target, tokens = plan.asked["target"], plan.asked["max_new_tokens"]
     lines = [
-        f"Speed-ups are those of decoding, prompts left out, against plain decoding at the same temperature and batch. "
+        "Speed-ups are those of decoding, prompts left out, against plain decoding at the same temperature and batch.",
         f"Intervals hold {CONFIDENCE:.0%}: other prompts of these kinds, errors of timing, and 4 % for other times.",
-        f"Target {plan.asked['target']} at {plan.precision}; {plan.num_prompts} prompts, "
-        f"{plan.asked['max_new_tokens']} tokens of each.",
+        f"Target {target} at {plan.precision}; {plan.num_prompts} prompts, {tokens} tokens of each.",
     ]
     if plan.targets:
         lines.append(f"Costs are those of {plan.targets[0].context} tokens in each cache.{_longer(plan)}")

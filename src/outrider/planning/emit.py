@@ -83,20 +83,21 @@ def emit(plan: Plan, found: Recommendation, server: str) -> Command:
     target = str(plan.asked["target"])
     if found.cell is None:
         return Command(VERSIONS[server], _started(server, target), (f"Without drafts. {found.reason}",))
-    typed = plan.auto if found.cell.drafter == "auto" else found.cell.drafter
+    cell = found.cell
+    typed = plan.auto if cell.drafter == "auto" else cell.drafter
     parts, reasons, drafts = parts_of(typed), list[str](), list[tuple[Part, Draft]]()
     for part in parts:
-        draft = DIALECTS[server](part, _length(plan, found.cell, part))
+        draft = DIALECTS[server](part, _length(plan, cell, part))
         if isinstance(draft, str):
             reasons.append(f"{part.typed}: {draft}")
         else:
             drafts.append((part, draft))
     if not drafts:
         raise InvalidOption("emit", server, f"a server that runs {typed}", "; ".join(reasons) + ".")
-    chosen = drafts if server == "llama.cpp" else [max(drafts, key=lambda each: _worth(plan, found.cell, each[0]))]
+    chosen = drafts if server == "llama.cpp" else [max(drafts, key=lambda each: _worth(plan, cell, each[0]))]
     notes = [note for _, draft in chosen for note in draft.notes]
     if len(chosen) < len(parts):
-        notes.append(_left_out(plan, found.cell, typed, chosen, reasons))
+        notes.append(_left_out(plan, cell, typed, chosen, reasons))
     return Command(VERSIONS[server], _with_drafts(server, target, [draft for _, draft in chosen]), tuple(notes))
 
 

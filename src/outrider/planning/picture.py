@@ -59,4 +59,5 @@ def _finish(panel: Any, title: str, below: str, *, line: bool = True) -> None:
     panel.set_xlabel(below)
     if line:
         panel.axhline(1.0, color="grey", linewidth=0.8)
-    panel.legend(fontsize="x-small")
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(fontsize="x-small")
