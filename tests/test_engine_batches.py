@@ -266,9 +266,9 @@ def test_adaptive_draft_lengths_start_afresh_with_each_request_and_do_not_mix():
         right, wrong = (engine.add(p, max_new_tokens=80) for p in prompts)
         rounds = finish(engine)
         drafted = [[r.num_drafted for r in rounds[s]] for s in (right, wrong)]
-        assert drafted[0][0] == drafted[1][0] == 4
+        assert drafted[0][0] == drafted[1][0] > 4
         assert max(drafted[0]) > 8
-        assert drafted[1][-20:].count(0) > 15
+        assert max(drafted[1][-20:]) <= 2  # a row costs little
 
 
 def test_a_drafter_may_serve_two_engines_in_turn():

@@ -286,7 +286,6 @@ def _job(given: dict[str, Any], asked: Asked, threads: int | None, told: Told) -
     from outrider.planning.job import Job
     from outrider.planning.kept import this_machine, this_model
 
-    torch.set_grad_enabled(False)
     if threads is not None:
         torch.set_num_threads(threads)
     report = lambda name, done, total: told(f"loading {name}", done, total)  # noqa: E731
