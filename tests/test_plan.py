@@ -8,22 +8,27 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import isotonic_regression
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine_runs import DrawsFromOneLaw, toy_engine
 from outrider.drafters import build
 from outrider.errors import InvalidOption
+from outrider.models.opening import open_model
 from outrider.planning import kept, pricing
-from outrider.planning.job import check_lengths, sampled
+from outrider.planning.job import Job, check_lengths, sampled
 from outrider.planning.kept import Asked, find, keep
-from outrider.planning.measure import LENGTHS, WALKED, measure
+from outrider.planning.measure import LENGTHS, SHORTEST, chain_to_walk, measure
 from outrider.planning.pace import AutoPace, FixedPace
 from outrider.planning.plan import (
     AUTO,
     TREE,
     Cell,
+    DraftCost,
     Interval,
     Plan,
+    TargetCost,
     from_json,
     recommend,
     stops_paying,
@@ -59,6 +64,7 @@ from plan_runs import (
     written,
 )
 from toy import ScriptedDrafter, TableModel
+from training_runs import toy_target
 
 
 @pytest.fixture(autouse=True)
@@ -174,7 +180,7 @@ def test_a_stop_ends_replayed_texts_as_it_ends_decoded_ones():
 def test_one_long_chain_tells_of_shorter_ones():
     target, prompt = counting(), [1, 2, 3]
     drafter = ScriptedDrafter([prompt + target.greedy(prompt, 99)], target.vocab_size, right=3)
-    (long,) = walk(toy_engine(target, drafter, k=WALKED), wish([prompt], 41)).traces[0.0]
+    (long,) = walk(toy_engine(target, drafter, k=6), wish([prompt], 41)).traces[0.0]
     for k in (1, 2, 4):
         (short,) = walk(toy_engine(target, drafter, k=k), wish([prompt], 41)).traces[0.0]
         assert {shortened(guess, k) for guess in long} == set(short[:-1])
@@ -190,6 +196,13 @@ def test_a_pace_is_asked_as_in_the_batch_that_is_planned():
 
     assert min(lengths(1)) > 0
     assert sum(lengths(16)) <= 8
+
+
+@pytest.mark.parametrize(("per_token", "row", "longest"), [(0.0, 0.0, 8), (0.05, 0.0, 8), (0.3, 0.2, SHORTEST)])
+def test_long_chains_are_walked_where_they_could_pay(per_token, row, longest):
+    target = TargetCost(1, (1, 17), (1.0, 1.0 + 16 * row), 0.0, 10, 0.0)
+    draft = DraftCost("x", 0.0, 1, (0, 1, 3), (0.0, per_token, 3 * per_token))
+    assert chain_to_walk(a_plan(targets=(target,)), [draft]) == longest
 
 
 # ---------------------------------------------------------------- priced
@@ -444,6 +457,41 @@ def test_the_batch_at_which_it_stops_paying(speedups, batch, words):
 
 
 # ---------------------------------------------------------------- all of it
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(toy_target(tmp_path_factory.mktemp("target")))
+
+
+@pytest.fixture(scope="module")
+def native(folder):
+    return open_model(folder, "float32", torch.device("cpu"), None)
+
+
+@pytest.fixture(scope="module")
+def adapted(folder):
+    """The same by transformers."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return open_model(model, "auto", torch.device("cpu"), None, AutoTokenizer.from_pretrained(folder))
+
+
+@pytest.mark.parametrize("kind", ["native", "adapted"])
+def test_a_draft_model_that_is_the_target_is_always_right(kind, folder, request):
+    opened, same = request.getfixturevalue(kind), f"model:{folder}"
+    asked = Asked(folder, (same, f"suffix+{same}"), (0.0, 1.0), (2,), max_new_tokens=24)
+    texts = tuple(
+        Text(text[:3], tuple(opened.tokenizer.encode_chat([{"role": "user", "content": text}])))
+        for text in ("the river carries", "seven letters and", "under the stone")
+    )
+    *_, plan = measure(Job(asked, opened, texts, {}, {}, lambda *_: None))
+    found = [a for a in plan.acceptances if a.drafter == same]
+    assert {a.temperature for a in found} == {0.0, 1.0}
+    assert min(sum(a.kept) / sum(a.tried) for a in found if sum(a.tried) > 0) > 0.995  # rounding may tip a near tie
+    tokens = {cell.k: cell.tokens.mid for cell in plan.at(0.0, 2) if cell.drafter == same}
+    assert [tokens[k] for k in (1, 2, 3)] == pytest.approx([2, 3, 4], rel=0.1)
+    assert {cell.k for cell in plan.cells if cell.drafter == f"suffix+{same}"} == {AUTO}
+    assert {cost.batch for cost in plan.drafts} == {1, 2, 8}
 
 
 def test_a_plan_grows_drafter_by_drafter_and_is_gone_on_with():

@@ -17,6 +17,7 @@ from outrider.planning.job import Job, check_lengths
 from outrider.planning.pace import FixedPace
 from outrider.planning.plan import AUTO, TREE, Acceptance, Cell, DraftCost, K, Plan
 from outrider.planning.pricing import Place, Prices, cell, step_of
+from outrider.planning.speedup import RoundCost, best_k
 from outrider.planning.strategy import Strategy, made
 from outrider.planning.timing import (
     LONGER,
@@ -25,21 +26,23 @@ from outrider.planning.timing import (
     Repeats,
     draft_cost,
     few_wishes,
+    interpolated,
     longer_context,
     other_cost,
     steps,
     target_cost,
     wishes,
 )
-from outrider.planning.walked import InCrowd, Trace, Walk, acceptance, paced, replay, shortened, walk
+from outrider.planning.walked import InCrowd, Trace, Walk, acceptance, cut, paced, replay, walk
 
 LENGTHS = (1, 2, 3, 4, 6, 8)
 """Chains that look-ups are replayed with."""
 
-WALKED = 6
-"""The chain that is walked where drafting costs; shorter ones are cut from it."""
+SHORTEST, HOPED = 4, 0.9
+"""Where drafting costs, one chain is walked from which shorter ones are cut: so long at least, and as long as would be
+best if tokens were kept as often as one may hope."""
 
-BUDGETS = (0, 1, 4)
+BUDGETS = (0, 1, 3)
 """Drafted tokens that drafters are timed with."""
 
 
@@ -154,10 +157,15 @@ def walked(job: Job, plan: Plan, drafter: str, strategy: Strategy) -> Found:
     found, sources = Found(), _sources(job, plan, drafter, strategy, engine)
     found.drafts = [cost for costs in sources.values() for cost in costs if cost not in plan.drafts]
     if strategy.is_chain:
-        engine.pace = FixedPace(WALKED)
+        longest = chain_to_walk(plan, found.drafts)
+        engine.pace = FixedPace(longest)
         run = _walk(job, engine, drafter)
         for temperature, traces in run.traces.items():
-            _cut(job, found, (drafter, temperature), traces, strategy, prices_of(plan, temperature, sources))
+            for k in (k for k in LENGTHS if k <= longest):
+                _add(job, found, (drafter, k, temperature, None), cut(traces, k), prices_of(plan, temperature, sources))
+            for batch in job.asked.batches:
+                own = paced(traces, strategy.pace(batch), job.wish, temperature)
+                _add(job, found, (drafter, AUTO, temperature, batch), own, prices_of(plan, temperature, sources))
         return found
     for batch in job.asked.batches:
         engine.pace = strategy.pace(batch)
@@ -187,16 +195,18 @@ def _walk(job: Job, engine: Engine, what: str) -> Walk:
     return walk(engine, job.wish, lambda done, total: job.told(f"walking rounds, {what}", done, total))
 
 
-def _cut(
-    job: Job, found: Found, of: tuple[str, float], traces: Ordered[Trace], strategy: Strategy, prices: Prices
-) -> None:
-    """Shorter chains, cut from those that were walked."""
-    drafter, temperature = of
-    for k in (k for k in LENGTHS if k <= WALKED):
-        _add(job, found, (drafter, k, temperature, None), [[shortened(g, k) for g in t] for t in traces], prices)
-    for batch in job.asked.batches:
-        own = paced(traces, strategy.pace(batch), job.wish, temperature)
-        _add(job, found, (drafter, AUTO, temperature, batch), own, prices)
+def chain_to_walk(plan: Plan, costs: Ordered[DraftCost]) -> int:
+    """One of `LENGTHS`.
+
+    Args:
+        plan: has the costs of the target.
+        costs: of the drafter, those of one sequence among them.
+    """
+    target, draft = plan.targets[0], next(cost for cost in costs if cost.batch == 1)
+    per_token = (draft.seconds[-1] - draft.seconds[0]) / max(draft.depths[-1], 1)
+    round_cost = RoundCost(lambda rows: interpolated(target.rows, target.seconds, rows), per_token=per_token)
+    best = best_k(HOPED, round_cost, max(LENGTHS))
+    return min(length for length in LENGTHS if length >= max(best, SHORTEST))
 
 
 def _add(job: Job, found: Found, key: tuple[str, K, float, int | None], traces: Ordered[Trace], prices: Prices) -> None:

@@ -22,7 +22,7 @@ WIDTHS = (1, 2, 4, 7)
 ALONE = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17)
 """The same of a sequence that is decoded alone, where every row tells."""
 
-FEW = (1, 4, 7)
+FEW = (1, 4)
 """The same where the forwards are known and only the rest of a step is timed."""
 
 REPEATS = 5

