@@ -414,7 +414,19 @@ def test_another_file_of_the_same_name_is_another_model(tmp_path):
     before = kept.this_model(str(tmp_path))
     (tmp_path / "config.json").write_text("{ }")
     assert before != kept.this_model(str(tmp_path)) != {}
-    assert kept.this_model("owner/name") == {}
+    assert kept.this_model("owner/name", ("suffix", "eagle:owner/head")) == {}
+
+
+def test_another_head_or_draft_model_of_the_same_name_is_another_one(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    drafters = (f"suffix+eagle:{tmp_path},tree=auto", f"model:{tmp_path}")
+    before = kept.this_model("owner/name", drafters)
+    assert len(before) == 2
+    (tmp_path / "config.json").write_text("{ }")
+    assert before != kept.this_model("owner/name", drafters)
+    shipped = kept.this_model("smollm2", ("eagle:smollm2",))
+    assert len(shipped) == 3
+    assert kept.this_model("smollm2", ("auto",)) == shipped
 
 
 # ---------------------------------------------------------------- what to do

@@ -210,7 +210,7 @@ def a_kept_plan(**changes):
         for temperature in DEFAULT_TEMPERATURES
         for batch in DEFAULT_BATCHES
     )
-    here = kept.this_machine(), kept.this_model("smollm2")
+    here = kept.this_machine(), kept.this_model("smollm2", DRAFTERS_OF_EMBEDDED)
     plan = Plan(asked.as_dict(), *here, "q4", 12, cells=cells, auto="suffix+eagle:smollm2", **changes)
     keep(plan, asked)
     return plan

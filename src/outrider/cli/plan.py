@@ -35,7 +35,7 @@ NUM_PROMPTS = 12
 PER_KIND = 2
 """Of the prompts that come with the package."""
 
-DEFAULT_DRAFTERS = ("auto", "suffix", "ngram")
+DEFAULT_DRAFTERS = ("suffix", "ngram")
 DRAFTERS_OF_EMBEDDED = ("auto", "suffix", "suffix:branches=3", "ngram", f"eagle:{EMBEDDED_NAME}")
 DEFAULT_TEMPERATURES, DEFAULT_BATCHES, DEFAULT_NEW_TOKENS = (0.0, 0.8), (1, 4, 16), 48
 DEFAULT_MAX_K, LONGEST_K = 16, 1024
@@ -291,7 +291,7 @@ def _job(given: dict[str, Any], asked: Asked, threads: int | None, told: Told) -
     report = lambda name, done, total: told(f"loading {name}", done, total)  # noqa: E731
     opened = open_model(asked.target, asked.precision, torch.device("cpu"), report)
     texts = _texts(given["prompts"], opened.tokenizer)
-    return Job(asked, opened, texts, this_machine(threads), this_model(asked.target), told)
+    return Job(asked, opened, texts, this_machine(threads), this_model(asked.target, asked.drafters), told)
 
 
 def _texts(path: str | None, tokenizer: Any) -> tuple[Prompt, ...]:

@@ -7,15 +7,20 @@ import hashlib
 import json
 import os
 import platform
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from outrider.errors import CheckpointError
-from outrider.models.locate import EMBEDDED_NAME, embedded_path
+from outrider.models.locate import EMBEDDED_NAME, SHIPPED_HEAD, embedded_path
+from outrider.planning.emit import parts_of
 from outrider.planning.plan import Plan, from_json, to_json
 from outrider.storage import cache_folder
+
+HEADS = ("eagle", "medusa", "mlp")
+"""Drafters whose argument is a head."""
 
 BUILT_IN = "built-in"
 """Stands for the prompts that come with the package."""
@@ -79,20 +84,38 @@ def this_machine(threads: int | None = None) -> dict[str, Any]:
     }
 
 
-def this_model(target: str) -> dict[str, Any]:
-    """What tells a model from another one of the same name: its files, their sizes and times; nothing of an id."""
-    path = Path(target).expanduser()
-    if target == EMBEDDED_NAME:
-        try:
-            path = embedded_path()
-        except CheckpointError:
-            return {}  # said where it is loaded
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
+def this_model(target: str, drafters: Iterable[str] = ()) -> dict[str, Any]:
+    """What tells a target, and draft models and heads, from others of the same names: files, sizes and times.
+
+    Args:
+        target: as users type it.
+        drafters: likewise; of what is no file here, such as an id, nothing is known.
+    """
+    found, auto = _files(_place(target, None), ""), f"eagle:{EMBEDDED_NAME}" if target == EMBEDDED_NAME else ""
+    for drafter in drafters:
+        for part in parts_of(auto if drafter == "auto" else drafter):
+            if part.argument:
+                embedded = SHIPPED_HEAD if part.name in HEADS else None
+                found |= _files(_place(part.argument, embedded), f"{part.typed}: ")
+    return found
+
+
+def _place(name: str, embedded: Path | None) -> Path:
+    """Where a name is, if it is a file or folder here; the embedded one is a head, or the model."""
+    if name != EMBEDDED_NAME:
+        return Path(name).expanduser()
+    try:
+        return embedded or embedded_path()
+    except CheckpointError:
+        return Path(name)  # said where it is loaded
+
+
+def _files(path: Path, prefix: str) -> dict[str, Any]:
     found = {}
-    for file in files:
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         with contextlib.suppress(OSError):
             if file.suffix in (".gguf", ".safetensors") or file.name == "config.json":
-                found[file.name] = [file.stat().st_size, file.stat().st_mtime_ns]
+                found[prefix + file.name] = [file.stat().st_size, file.stat().st_mtime_ns]
     return found
 
 
@@ -123,7 +146,7 @@ def find(asked: Asked, threads: int | None = None) -> Found:
     except ValueError:
         return Found(None, "The plan that was kept cannot be read; it is measured again.")
     for what, held, here in (("machine", plan.machine, this_machine(threads)), ("model", plan.model, None)):
-        changed = _changed(held, this_model(asked.target) if here is None else here)
+        changed = _changed(held, this_model(asked.target, asked.drafters) if here is None else here)
         if changed:
             return Found(None, f"The plan that was kept is of another {what} ({changed}); it is measured again.")
     if plan.asked != asked.as_dict():
