@@ -31,6 +31,9 @@ FEWEST_BATCHES = 3
 
 Array = np.ndarray
 
+LEAST = 1e-6
+"""Seconds of any step: errors of timing, where a step takes hardly longer than they, must not make it take none."""
+
 
 @dataclass(frozen=True)
 class Prices:
@@ -60,7 +63,7 @@ class Prices:
             total = total + share * lines(other.rows, other.seconds, steps.rows)
         for source, costs in self.drafts.items():
             total = total + _extra(costs, steps.sources.get(source))
-        return np.where(steps.alive > 0, total, 0.0)
+        return np.where(steps.alive > 0, np.maximum(total, LEAST), 0.0)
 
     @property
     def sizes(self) -> list[int]:
