@@ -312,6 +312,12 @@ def test_drafting_is_timed_relative_to_the_target(slower):
     steps = [timed((k,) * batch, draft=0.5 * k, slower=slower, extra=0.0625) for k in (0, 1, 4)]
     found = draft_cost(steps, "x", target, other)
     assert (found.depths, found.seconds) == ((0, 1, 4), pytest.approx((0, 0.5, 2.0)))
+    trees = [replace(steps[2], depth=depth, draft=slower * (0.25 + 0.5 * depth)) for depth in (1, 2, 2, 5)]
+    by_depth = draft_cost([steps[0], *trees], "x", target, other)
+    assert (by_depth.depths, by_depth.seconds) == ((0, 1, 5), pytest.approx((0, 0.75, 2.75)))
+    alike = draft_cost([steps[0], trees[1]], "x", target, other)
+    assert (alike.depths, alike.seconds) == ((0, 1, 2), pytest.approx((0, 0.625, 1.25)))
+    assert draft_cost(steps[:1], "x", target, other).depths == (0,)
     assert found.rows == (4, 8, 20)
     assert found.extra == pytest.approx([0.0625 * rows for rows in found.rows])
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
+from outrider.drafters.catalogue import TREE_NODES
 from outrider.engine import Engine
 from outrider.loading import default_drafter
 from outrider.planning.job import Job, check_lengths
@@ -42,8 +43,8 @@ SHORTEST, HOPED = 4, 0.9
 """Where drafting costs, one chain is walked from which shorter ones are cut: so long at least, and as long as would be
 best if tokens were kept as often as one may hope."""
 
-BUDGETS = (0, 1, 3)
-"""Drafted tokens that drafters are timed with."""
+CHAINS, TREES = (0, 1, 3), (0, 1, TREE_NODES)
+"""Drafted tokens that drafters are timed with; a tree is as deep as it makes itself, in each step another."""
 
 
 def measure(job: Job, begun: Plan | None = None) -> Iterator[Plan]:
@@ -119,7 +120,8 @@ def draft_costs(job: Job, plan: Plan, typed: str, strategy: Strategy, engine: En
     for other in plan.others:
         target = next(target for target in plan.targets if target.batch == other.batch)
         batch = Batch(job.prompt, other.temperature, other.batch)
-        timed = list(steps(engine, given, batch, [(budget,) * other.batch for budget in BUDGETS]))
+        budgets = CHAINS if strategy.is_chain else TREES if other.batch > 1 else (*TREES, *TREES[-1:])
+        timed = list(steps(engine, given, batch, [(budget,) * other.batch for budget in budgets]))
         found.append(draft_cost(timed, typed, target, other, own_forward=strategy.own_forward))
         job.told(f"timing drafts, {typed}", len(found), len(plan.others))
     return found

@@ -239,19 +239,34 @@ def draft_cost(
         other: what steps take beside that without the drafter, in this batch and at this temperature.
         own_forward: whether the target's forward is another one with this drafter, whose layers it may use.
     """
-    depths, extra, slower = dict[int, float](), dict[int, float](), 1.0
+    extra, slower = dict[int, float](), 1.0
     if not own_forward:
         slower = median(each.target / forward_seconds(target, each) for each in timed)
     for _, same in _by_wish(timed):
         rows = round(median(each.rows for each in same))
-        more = median(each.other for each in same) / slower - interpolated(other.rows, other.seconds, rows)
+        extra[rows] = median(each.other for each in same) / slower - interpolated(other.rows, other.seconds, rows)
         if own_forward:
-            more += median(each.target - forward_seconds(target, each) for each in same)
-        extra[rows] = more
-        depths[round(median(each.depth for each in same))] = median(each.draft for each in same) / slower
-    seconds = isotonic([depths[depth] for depth in sorted(depths)])
-    places = tuple(sorted(depths)), seconds, tuple(sorted(extra)), tuple(extra[rows] for rows in sorted(extra))
-    return DraftCost(drafter, other.temperature, target.batch, *places)
+            extra[rows] += median(each.target - forward_seconds(target, each) for each in same)
+    depths, seconds = _by_depth(timed)
+    drafting = depths, tuple(each / slower for each in seconds)
+    beyond = tuple(sorted(extra)), tuple(extra[rows] for rows in sorted(extra))
+    return DraftCost(drafter, other.temperature, target.batch, *drafting, *beyond)
+
+
+def _by_depth(timed: Iterable[Timed]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Depths and seconds of drafting: without a draft, and two points of the straight line through those with one."""
+    timed = list(timed)
+    at_work = _medians(timed, lambda each: each.depth, lambda each: each.draft)
+    idle = at_work.pop(0)
+    if not at_work:
+        return (0,), (idle,)
+    deepest = max(2, *at_work)
+    if len(at_work) == 1:
+        at_work[0] = idle
+    weights = [sum(each.depth == depth for each in timed) ** 0.5 for depth in at_work]
+    slope, start = np.polyfit(list(at_work), list(at_work.values()), 1, w=weights)
+    first, last = isotonic([float(start + slope), float(start + slope * deepest)])
+    return (0, 1, deepest), (idle, first, last)
 
 
 def forward_seconds(target: TargetCost, timed: Timed) -> float:
