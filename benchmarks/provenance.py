@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from outrider.planning.machine import processor
+
 PACKAGES = ("outrider", "torch", "transformers", "tokenizers", "numpy", "gguf")
 RESULTS = Path(__file__).parent / "results"
 
@@ -28,7 +30,7 @@ def provenance() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES},
         "machine": {
-            "processor": _processor(),
+            "processor": processor(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "threads": torch.get_num_threads(),
             "system": platform.platform(),
@@ -39,10 +41,3 @@ def provenance() -> dict[str, Any]:
 def _git(*arguments: str) -> str:
     found = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
     return found.stdout.strip()
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor()

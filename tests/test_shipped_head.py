@@ -49,6 +49,8 @@ def test_it_is_small_and_its_card_says_how_it_was_made():
 def test_auto_drafts_with_it_beside_the_look_up():
     assert default_drafter("smollm2") == "suffix+eagle:smollm2,tree=auto"
     assert default_drafter("another/model") == default_drafter() == "suffix"
+    assert default_drafter("smollm2", invariant=True) == "suffix+eagle:smollm2"  # trees have no equal bits
+    assert default_drafter("smollm2", "token") == "suffix"  # chains only, and drawn ones only
     assert default_drafter("smollm2", "typical") == "suffix"  # a rule that does not take both kinds of draft
     engine = outrider.load(precision="float16", slots=1, context_length=128)
     spoken = engine.generate(PROMPTS[0], max_new_tokens=24, temperature=0.0)

@@ -81,7 +81,7 @@ def load(
     check_options(
         drafter=drafter, num_draft_tokens=num_draft_tokens, rule=rule, precision=precision, invariant=invariant
     )
-    choices = parse_drafter(drafter, target, rule)
+    choices = parse_drafter(drafter, target, rule, invariant=invariant)
     check_sources(choices, corpus=corpus or ())
     check_slots(slots)  # before caches are made for them
     place = _placed(device, threads)
@@ -96,31 +96,35 @@ def load(
     return TextEngine(engine, opened.tokenizer)
 
 
-def default_drafter(target: Any = None, rule: str = "auto") -> str:
+def default_drafter(target: Any = None, rule: str = "auto", *, invariant: bool = False) -> str:
     """What drafter="auto" means for a target and a rule, by what users call them.
 
     A look-up needs no model, costs next to nothing and stays silent where it has nothing to copy; where a head ships
-    with the target and the rule takes both kinds of draft, the head drafts in the other places.
+    with the target and the rule takes both kinds of draft, the head drafts in the other places: trees, unless the rule
+    takes none or equal bits are asked for, which only chains have.
     """
     if target == EMBEDDED_NAME and "hybrid" in RULES[rule].proposals:
-        return f"suffix{SEPARATOR}eagle:{EMBEDDED_NAME}" + (",tree=auto" if RULES[rule].trees else "")
+        return f"suffix{SEPARATOR}eagle:{EMBEDDED_NAME}" + (",tree=auto" if RULES[rule].trees and not invariant else "")
     return "suffix"
 
 
-def parse_drafter(drafter: str | Drafter, target: Any = None, rule: str = "auto") -> tuple[Choice, ...]:
+def parse_drafter(
+    drafter: str | Drafter, target: Any = None, rule: str = "auto", *, invariant: bool = False
+) -> tuple[Choice, ...]:
     """What a named drafter means; () for a user's own object.
 
     Args:
         drafter: as in `load`.
-        target: as in `load`; it decides, with `rule`, what "auto" means.
+        target: as in `load`; it decides, with the next two, what "auto" means.
         rule: a key of `outrider.rules.RULES`.
+        invariant: as in `load`.
 
     Raises:
         InvalidOption: see `catalogue.parse`.
     """
     if not isinstance(drafter, str):
         return ()
-    return parse(default_drafter(target, rule) if drafter == "auto" else drafter)
+    return parse(default_drafter(target, rule, invariant=invariant) if drafter == "auto" else drafter)
 
 
 def check_sources(choices: tuple[Choice, ...], *, corpus: Ordered[str | Path] = (), prediction: bool = False) -> None:
@@ -241,7 +245,7 @@ def pace_of(wanted: int | str, choices: tuple[Choice, ...], built: Built, settin
     """
     if wanted != "auto":
         return FixedPace(int(wanted))
-    ends_itself = getattr(built.drafter, "ends_itself", None)
+    ends_itself = getattr(built.drafter, "ends_itself", None)  # of those that grow trees from laws
     nodes = [choice.nodes for choice in choices]
     if len(choices) > 1 or (any(nodes) and ends_itself is None):
         return FixedPace(max(*nodes, TREE_NODES))
@@ -253,5 +257,5 @@ def pace_of(wanted: int | str, choices: tuple[Choice, ...], built: Built, settin
         prior=choices[0].entry.prior if choices else usual,
         level=built.level,
         row_cost=row_cost,
-        **({} if ends_itself is None else {"ends_itself": ends_itself}),
+        ends_itself=ends_itself,
     )

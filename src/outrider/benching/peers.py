@@ -21,7 +21,7 @@ import torch
 from outrider.benching.ways import Asked, Measured, Way, WayFailed
 from outrider.errors import OutriderError, UnsupportedModel
 from outrider.models.checkpoint import Checkpoint
-from outrider.models.config import MODEL_TYPES
+from outrider.models.config import MODEL_TYPES, transformers_settings
 from outrider.models.locate import locate
 from outrider.models.opening import Opened
 from outrider.models.rope import PLAIN_ROPE
@@ -246,21 +246,7 @@ def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
     c = checkpoint.config
     if c.rope != PLAIN_ROPE:
         raise UnsupportedModel(f"The stretched rotary frequencies of {checkpoint.path} are not carried over.")
-    return {
-        "vocab_size": c.vocab_size,
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": c.num_layers,
-        "num_attention_heads": c.num_heads,
-        "num_key_value_heads": c.num_kv_heads,
-        "head_dim": c.head_dim,
-        "max_position_embeddings": c.context_length,
-        "rms_norm_eps": c.rms_norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
-        "tie_word_embeddings": c.tie_embeddings,
-        "attention_bias": c.attention_bias,
-        "mlp_bias": c.mlp_bias,
-    }
+    return transformers_settings(c)
 
 
 def _assistant(source: Source) -> Mapping[str, Any]:

@@ -319,7 +319,8 @@ def check(model: Mapping[str, Any], request: Mapping[str, Any], system: str | No
         precision=model.get("precision", "auto"),
         invariant=model.get("invariant", False),
     )
-    choices = parse_drafter(drafter, model.get("target", EMBEDDED_NAME), rule)
+    invariant = model.get("invariant", False)
+    choices = parse_drafter(drafter, model.get("target", EMBEDDED_NAME), rule, invariant=invariant)
     check_sources(choices, corpus=model.get("corpus", ()), prediction="prediction" in request)
     _check_drafter(choices, rule, model)
     for name in (model.get("target"), *(choice.argument for choice in choices if choice.entry.name == "model")):

@@ -85,11 +85,8 @@ class ModelDrafter:
         return self.feeder.cache
 
     def ends_itself(self, sequence: Sequence) -> bool:
-        """Whether drafts end where more is not worth it, so that the budget is only a limit.
-
-        Only at temperature 0: there the draft's law tells which tokens the target will take, elsewhere much less.
-        """
-        return self.form is not None and self.form.shape is None and sequence.sampling.temperature == 0
+        """See `shapes.Form`."""
+        return self.form is not None and self.form.ends_itself(sequence)
 
     def propose(self, sequences: list[Sequence], budgets: list[int]) -> list[Draft]:
         """See `core.Drafter`: drafts end at their budget, after a stop id, or where the draft's context ends."""

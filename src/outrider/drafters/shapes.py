@@ -15,6 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from outrider.core import Sequence
 from outrider.drafters.growth import check_row_cost
 from outrider.errors import InvalidOption
 from outrider.options import whole
@@ -180,6 +181,13 @@ class Form:
     depth: int
     row_cost: float
     level_cost: float = 0.0
+
+    def ends_itself(self, sequence: Sequence) -> bool:
+        """Whether a tree for this sequence ends where more is not worth it, so that its budget is only a limit.
+
+        Only at temperature 0: there the draft's law tells which tokens the target will take, elsewhere much less.
+        """
+        return self.shape is None and sequence.sampling.temperature == 0
 
 
 def read_form(tree: str | Shape, depth: int, row_cost: float, level_cost: float = 0.0) -> Form | None:

@@ -264,3 +264,22 @@ def _refuse_unsupported_gguf(values: Mapping[str, Any], head_dim: int) -> None:
         found = values.get(name, allowed)
         if not isinstance(found, (int, float)) or found != allowed:
             raise UnsupportedModel(f"{name} = {found!r} is not decoded here, only {allowed}. {ADAPTER_HINT}")
+
+
+def transformers_settings(config: DecoderConfig) -> dict[str, Any]:
+    """The shape as a transformers config names it; stretched rotary frequencies are not carried over."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.context_length,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "tie_word_embeddings": config.tie_embeddings,
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
+    }

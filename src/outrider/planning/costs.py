@@ -10,11 +10,9 @@ import contextlib
 import hashlib
 import json
 import os
-import platform
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
@@ -24,6 +22,7 @@ from typing import Any
 import torch
 
 from outrider.core import Block, Model
+from outrider.planning.machine import processor
 from outrider.storage import cache_folder
 
 WIDTH = 8
@@ -32,7 +31,8 @@ WIDTH = 8
 MOST_ROWS = 256
 """Rows of the widest forward that is measured; beyond it costs are extrapolated."""
 
-REPEATS = 5
+REPEATS, SECONDS = 5, 2.0
+"""Forwards of each width, and seconds after which no more are begun: one of each is timed in any case."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def verify_cost(model: Model, slots: int = 1) -> VerifyCost:
         slots: sequences decoded together, at most.
     """
     widest = min(MOST_ROWS, WIDTH * slots, model.context_length)
-    widths = [width for width in (1 << power for power in range(20)) if width <= max(2, widest)]
+    widths = sorted({1, *(width for width in (WIDTH, WIDTH**2) if width < widest), max(2, widest)})
     kept = _kept(model)
     found = _read(kept)
     if any(width not in found for width in widths):
@@ -85,8 +85,8 @@ def relative_cost(draft: Model, target: Model) -> float:
 def fingerprint(model: Model) -> dict[str, Any]:
     """What costs depend on: the machine, the threads, the shape of the model and its precision."""
     device = torch.device(getattr(model, "device", "cpu"))
-    processor = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    machine = {"processor": processor, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+    machine = {"processor": name, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     shape = repr(getattr(model, "config", None))
     return {
         **machine,
@@ -95,16 +95,6 @@ def fingerprint(model: Model) -> dict[str, Any]:
         "shape": shape,
         "precision": model.precision,
     }
-
-
-@cache
-def _processor() -> str:
-    """The name of the processor."""
-    with contextlib.suppress(OSError):
-        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        if names:
-            return names[0].partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _kept(model: Model) -> Path | None:
@@ -139,7 +129,10 @@ def _write(path: Path | None, seconds: dict[int, float]) -> None:
 def _medians(forwards: Iterable[tuple[Model, int]]) -> list[float]:
     """Median seconds of each (model, number of rows), all in turn; the first turn warms up."""
     each = [(model, width, model.new_cache(1, width), list[float]()) for model, width in forwards]
+    begun = perf_counter()
     for repeat in range(REPEATS + 1):
+        if repeat > 1 and perf_counter() - begun > SECONDS:
+            break
         for model, width, room, taken in each:
             row = torch.arange(width)[None]
             start = perf_counter()

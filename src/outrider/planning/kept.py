@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import platform
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +15,7 @@ from typing import Any
 from outrider.errors import CheckpointError
 from outrider.models.locate import EMBEDDED_NAME, SHIPPED_HEAD, embedded_path
 from outrider.planning.emit import parts_of
+from outrider.planning.machine import processor
 from outrider.planning.plan import Plan, from_json, to_json
 from outrider.storage import cache_folder
 
@@ -76,7 +76,7 @@ def this_machine(threads: int | None = None) -> dict[str, Any]:
     """
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": usable,
         "threads": str(threads or os.environ.get("OMP_NUM_THREADS") or "torch's choice"),
         "torch": _version("torch"),
@@ -171,15 +171,6 @@ def _changed(held: dict[str, Any], here: dict[str, Any]) -> str:
                 return f"{name} {held.get(name, 'unknown')}, here {here.get(name, 'unknown')}"
             return f"{name} is another one"
     return ""
-
-
-def _processor() -> str:
-    """The name of the processor."""
-    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str:

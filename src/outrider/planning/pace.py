@@ -60,7 +60,7 @@ class AutoPace:
         row_cost: cost of one more row of a sequence, >= 0, in the same units, by the number of sequences; None for
             `ROW_COST`.
         ends_itself: whether the drafter ends its drafts for a sequence where more is not worth it; then the cap is its
-            budget, or 0 if not even its usual drafts are worth their cost.
+            budget, or 0 if not even its usual drafts are worth their cost. None for never.
 
     Raises:
         InvalidOption: a value outside its range.
@@ -74,7 +74,7 @@ class AutoPace:
         prior: tuple[float, ...] = LOOK_UP,
         level: float = 0.0,
         row_cost: Callable[[int], float] | None = None,
-        ends_itself: Callable[[Sequence], bool] = lambda sequence: False,
+        ends_itself: Callable[[Sequence], bool] | None = None,
     ) -> None:
         self.cap, self.prior = _checked("cap", cap, 1), prior
         if not (isfinite(level) and level >= 0):
@@ -110,7 +110,8 @@ class AutoPace:
         return Costs(row, self._level)
 
     def _budget(self, sequence: Sequence, costs: Costs) -> int:
-        record, whole = self._record(sequence), self._ends_itself(sequence)
+        record = self._record(sequence)
+        whole = self._ends_itself is not None and self._ends_itself(sequence)
         best = record.best(record.sizes(self.cap), costs, last=record.nodes)
         value, nodes = (record.usual(self.cap, costs), self.cap) if whole else best
         if value > STAY:

@@ -17,7 +17,7 @@ import torch
 
 from outrider.errors import CheckpointError, InvalidOption, UnsupportedModel
 from outrider.models.checkpoint import EMBEDDING, HEAD, Checkpoint, expected_shapes
-from outrider.models.config import MODEL_TYPES, DecoderConfig, config_from_json
+from outrider.models.config import MODEL_TYPES, DecoderConfig, config_from_json, transformers_settings
 from outrider.models.gguf_weights import Groups4
 from outrider.models.settings import read_json
 from outrider.models.tokenizer import Tokenizer
@@ -107,22 +107,7 @@ def _settings_of_gguf(checkpoint: Checkpoint, num_layers: int) -> dict[str, Any]
     if c.rope.kind != "default":
         fix = "Name the folder that it was made from."
         raise UnsupportedModel(f"{checkpoint.path} stretches its positions ({c.rope.kind}). {fix}")
-    return {
-        "model_type": _model_type(c),
-        "vocab_size": c.vocab_size,
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": c.num_heads,
-        "num_key_value_heads": c.num_kv_heads,
-        "head_dim": c.head_dim,
-        "max_position_embeddings": c.context_length,
-        "rms_norm_eps": c.rms_norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
-        "tie_word_embeddings": c.tie_embeddings,
-        "attention_bias": c.attention_bias,
-        "mlp_bias": c.mlp_bias,
-    }
+    return {"model_type": _model_type(c), **transformers_settings(replace(c, num_layers=num_layers))}
 
 
 def _model_type(config: DecoderConfig) -> str:
