@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from checkpoints import byte_level_tokenizer, save_folder, save_tokenizer, tiny_model
-from outrider.benching.asked import Prompt, built_in, check_lengths, from_file
+from outrider.benching.asked import Prompt, built_in, check_built_in, check_lengths, from_file
 from outrider.benching.figures import ALL, Interval, cells, expected, paired, predicted_seconds, quotient, totals
 from outrider.benching.foretelling import check_fit, read_plan, with_plan
 from outrider.benching.peers import Source, open_peers
@@ -82,10 +82,10 @@ def too_close(asked, known):
     return [text for text, own in both if any(len(own & k) > 0.75 * len(own | k) for k in known)]
 
 
-def test_there_are_ten_different_prompts_of_each_of_six_kinds():
+def test_there_are_sixteen_different_prompts_of_each_of_six_kinds():
     assert list(PROMPTS) == ["chat", "summarise", "edit", "question", "maths", "code"]
-    assert {kind: len(own) for kind, own in PROMPTS.items()} == dict.fromkeys(PROMPTS, 10)
-    assert len({text for own in PROMPTS.values() for text in own}) == 60
+    assert {kind: len(own) for kind, own in PROMPTS.items()} == dict.fromkeys(PROMPTS, 16)
+    assert len({text for own in PROMPTS.values() for text in own}) == 96
 
 
 def test_no_prompt_is_one_that_the_shipped_head_learnt_from_or_is_judged_on():
@@ -95,6 +95,20 @@ def test_no_prompt_is_one_that_the_shipped_head_learnt_from_or_is_judged_on():
     known = [*learnt, *(text for own in judged.values() for text in own)]
     assert too_close(asked, known) == []
     assert too_close(["Why do cats really purr?"], known) == ["Why do cats really purr?"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "batches", "count"),
+    [(None, (1,), 10), (None, (1, 10), 10), (None, (12, 4), 12), (None, (16,), 16), (16, (1,), 16)],
+)
+def test_ten_prompts_of_each_kind_are_decoded_or_as_many_as_the_largest_batch_takes(typed, batches, count):
+    assert check_built_in(PROMPTS, typed, batches) == count
+
+
+@pytest.mark.parametrize(("option", "typed", "batches"), [("batch", None, (1, 17)), ("prompts_per_kind", 17, (1,))])
+def test_more_prompts_than_there_are_of_a_kind_are_refused(option, typed, batches):
+    with pytest.raises(InvalidOption, match=rf"{option} is 17; allowed: 1 to 16\. 16 prompts .* --prompts FILE"):
+        check_built_in(PROMPTS, typed, batches)
 
 
 def test_prompts_are_encoded_with_the_chat_template():

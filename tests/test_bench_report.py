@@ -415,7 +415,8 @@ def test_peers_are_measured_in_the_same_run(folder, tmp_path):
     ("arguments", "words"),
     [
         (["--kind", "poem"], "--kind is 'poem'; allowed: chat, summarise, edit, question, maths, code"),
-        (["--prompts-per-kind", "11"], "--prompts-per-kind is 11; allowed: 1 to 10"),
+        (["--prompts-per-kind", "17"], "--prompts-per-kind is 17; allowed: 1 to 16. 16 prompts of each kind come with"),
+        (["--batch", "17"], "--batch is 17; allowed: 1 to 16. 16 prompts of each kind come with"),
         (["--prompts-per-kind", "none"], "--prompts-per-kind is 'none'; allowed: a whole number, 1 or more"),
         (["--prompts", "missing.jsonl"], "--prompts is 'missing.jsonl'"),
         (["--prompts", "empty.jsonl"], "The file is empty."),
@@ -458,6 +459,27 @@ def test_a_batch_that_prompts_do_not_fill_is_refused(folder):
     found = bench(folder, *SMALL, "--batch", 3)
     assert found.exit_code == 2
     assert "--batch is 3; allowed: 1 to 2, the number of prompts of kind chat" in " ".join(found.stderr.split())
+
+
+def test_a_batch_of_sixteen_decodes_sixteen_prompts_and_no_batch_ten(folder, tmp_path):
+    few = (
+        "--kind",
+        "chat",
+        "--temperature",
+        0,
+        "--drafter",
+        "ngram",
+        "--max-new-tokens",
+        2,
+        "--json",
+        tmp_path / "a.json",
+    )
+    for batch, count in ((16, 16), (1, 10)):
+        found = bench(folder, *few, "--batch", batch)
+        assert found.exit_code == 0, found.output
+        record = json.loads((tmp_path / "a.json").read_text())
+        assert len(record["prompts"]) == count
+        assert {len(run["places"]) for run in record["runs"]} == {batch}
 
 
 def test_a_real_interrupt_keeps_what_was_measured_and_marks_it(folder, tmp_path):

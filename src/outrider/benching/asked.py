@@ -7,7 +7,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.benching.prompts import PROMPTS
+from outrider.benching.prompts import PER_KIND, PROMPTS
 from outrider.errors import InvalidOption
 from outrider.generation import TextCodec
 from outrider.training.texts import read_prompts
@@ -33,21 +33,29 @@ Prompts = Mapping[str, Ordered[Prompt]]
 """Kind -> prompts."""
 
 
-def check_built_in(kinds: Iterable[str], per_kind: int | None) -> None:
+def check_built_in(kinds: Iterable[str], per_kind: int | None, batches: Iterable[int]) -> int:
     """Refuse what does not come with the package.
 
     Args:
         kinds: that are wanted.
-        per_kind: how many prompts of each; None for all.
+        per_kind: how many prompts of each; None for the usual number, or as many as the largest batch takes.
+        batches: prompts that are decoded together.
+
+    Returns:
+        How many prompts of each kind.
 
     Raises:
         InvalidOption: a kind that there is not, or more prompts of it than there are.
     """
+    largest, most = max(batches), min(map(len, PROMPTS.values()))
     for kind in kinds:
         if kind not in PROMPTS:
             raise InvalidOption("kind", kind, ", ".join(PROMPTS))
-        if per_kind is not None and per_kind > len(PROMPTS[kind]):
-            raise InvalidOption("prompts_per_kind", per_kind, f"1 to {len(PROMPTS[kind])}", "Or give --prompts FILE.")
+    for name, number in (("prompts_per_kind", per_kind or 1), ("batch", largest)):
+        if number > most:
+            fix = f"{most} prompts of each kind come with the package; give more with --prompts FILE."
+            raise InvalidOption(name, number, f"1 to {most}", fix)
+    return per_kind or max(PER_KIND, largest)
 
 
 def check_file(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sixty prompts of six kinds, written for this project, that `outrider bench` decodes. No head was trained on them.
+"""Prompts of six kinds, written for this project, that `outrider bench` decodes. No head was trained on them.
 
 The kinds differ in how much of an answer stands in its prompt: nearly all of it in `edit`, much in `summarise`, next to
 nothing in the others; and `maths` and `code` repeat themselves more than `chat` and `question` do.
@@ -17,6 +17,12 @@ CHAT = [
     "Write a toast of four sentences for my aunt, who retires after forty years as a bus driver.",
     "Should I learn the piano or the cello as an adult beginner? I live in a flat with thin walls.",
     "Let's play a game: describe an animal without naming it, and I will guess.",
+    "Yesterday I forgot my best friend's concert, and now she does not answer. How can I make up for it?",
+    "My daughter is six and afraid of the dark. What can we say and do at bedtime?",
+    "Imagine that you are an old oak in a city park, and tell me about your day.",
+    "I have a free afternoon, ten euros and a bicycle. Plan something nice for my brother and me.",
+    "Write a polite complaint to a railway about a train that was two hours late, and ask for my money back.",
+    "Three of us share a kitchen, and nobody washes up. Suggest fair rules that we could try for a month.",
 ]
 
 LIBRARY = """\
@@ -109,6 +115,62 @@ it; he did not know the rules, and had borrowed a book. Mbeki noticed at once th
 said nothing and went on. The game ended in 1998 with a draw after two hundred and eleven moves. The cards hang \
 in the main post office, in order, and children try to find the three that are missing."""
 
+NOTICE = """\
+Safety notice. The company Brewster calls back its kettle KT-30, which was sold in our shops between September \
+and the middle of January. In some of these kettles the switch does not turn the power off when the water boils, \
+so that the handle can melt. Until now seven cases are known; nobody was hurt. You find the model and a number of \
+eight digits on a silver label under the base. If the number begins with 41 or 42, please stop using the kettle \
+and pull the plug. Bring it back to any of our shops, with or without the box and the receipt, and you will get \
+39.90 euros or a new kettle of the kind KT-31. If you cannot come, call 0800 555 119 before the end of May, and a \
+courier will collect it at no cost. Kettles with other numbers are safe. We apologise to all customers."""
+
+TALK = """\
+Mrs Novak: Good morning, Mr Adler. I wanted to ask you about the beehives that you mean to put in the yard.
+Mr Adler: Two small ones, behind the shed. They would arrive in April. Are you worried?
+Mrs Novak: A little. My grandson plays there, and he is allergic to wasps.
+Mr Adler: Wasps and bees are not the same, but I see your point. What if I put the hives on the roof instead?
+Mrs Novak: Is that allowed? The caretaker did not even want my flower pots up there.
+Mr Adler: I asked him on Friday. He says yes if the weight is below sixty kilograms and if I sign for damage.
+Mrs Novak: Then I have nothing against it. And how much honey do two hives make?
+Mr Adler: Some twenty kilograms in a good year. Every family in the house would get two jars, and you get three.
+Mrs Novak: In that case I shall bake the bread. Let us tell the others at the meeting on Tuesday."""
+
+RAVENS = """\
+Can ravens plan? To find out, Lise Holm and her students at the field station of Egge gave five hand-raised birds \
+a choice. In one room a box with food could be opened with a flat stone only. An hour before they were let in, the \
+ravens were shown a tray with a flat stone, three useless toys and a small piece of bread, and they could take one \
+thing. Four of the five took the stone in more than eight of ten trials, although they could have eaten the bread \
+at once. When seventeen hours lay between the tray and the box, they did so nearly as often. The fifth bird always \
+took the bread; she had learnt to steal stones from the others. Critics answer that the stone may simply have come \
+to mean food to the birds. Holm will repeat the trial with tools that the ravens have never seen used."""
+
+SALT = """\
+For six hundred years the town of Hallbrunn lived on salt. Water from a spring under the market place was boiled \
+in iron pans as large as a room, for nine hours and over fires of beech wood, until the salt fell out. It was \
+packed in cones, dried and carried over the mountains by mules. By 1700 no tree was left within a day's walk, so \
+the town laid a pipe of four thousand hollow logs and let the water run to the forests instead, thirty kilometres \
+away. Boys walked along it every day and listened for leaks. Cheap salt from the sea and the railway ended the \
+trade in 1868. The last pan stands in the museum. The spring still runs, and since 1923 guests have come to bathe \
+in it; they pay more for an hour in the water than a mule's load of salt once cost."""
+
+DIARY = """\
+12 June. Rain again, and the tent leaks where the bear leaned on it. We counted 61 seals on the north beach before \
+breakfast. Petra has repaired the radio with a fork. 13 June. First dry day for a week. We walked to the cape, nine \
+hours there and back, and found the old hut of the whalers. Its roof is gone, but the stove could be saved. 14 June. \
+Fog. Karim burned the rice, so we ate the chocolate that was meant for Sunday. Only 40 seals. 15 June. The supply \
+boat did not come. We have flour for eight days, tea for thirty and no sugar. 16 June. Moved into the hut with the \
+tent as a roof; the stove works, and for the first time all socks are dry. 17 June. 75 seals, eleven of them pups, \
+more than in any year since 2004. In the evening the boat arrived with sugar, letters and a new tent."""
+
+STREET = """\
+Since March no cars have driven through Tanner Street, and the city has now published what came of it. Before the \
+trial, 9,200 cars a day used the four hundred metres between the theatre and the bridge. About a third of them now \
+take the ring road, where journeys last two minutes longer; another third have disappeared, because people walk, \
+cycle or take the tram. Bus line 5 is on time in 94 of 100 cases, up from 71. Shops tell different stories. Cafes \
+and the bookshop sold a fifth more than in the year before, but the furniture shop lost a quarter of its customers \
+and wants parking spaces for deliveries. Of 1,480 residents who answered a survey, 63 percent want to keep the \
+street as it is, and 22 percent do not. The council decides in November. Until then the planters stay."""
+
 SUMMARISE = [
     f"Summarise this text in two sentences:\n\n{LIBRARY}",
     f"Give a short summary of the following text for a newsletter:\n\n{OYSTERS}",
@@ -120,6 +182,12 @@ SUMMARISE = [
     f"Write a headline and a summary of three sentences for this story:\n\n{ORCHESTRA}",
     f"Summarise the text below, and keep all years and numbers:\n\n{BEAVERS}",
     f"Tell me briefly what happens in this text:\n\n{CHESS}",
+    f"What does this notice ask customers to do? Summarise it in a few lines:\n\n{NOTICE}",
+    f"Summarise this conversation, and say what the two agree on:\n\n{TALK}",
+    f"Explain in three sentences what was tried here and what came of it:\n\n{RAVENS}",
+    f"Shorten this text to a third of its length:\n\n{SALT}",
+    f"Retell this diary as one paragraph for the family at home:\n\n{DIARY}",
+    f"Summarise the arguments for and against that this report gives:\n\n{STREET}",
 ]
 
 STOCK = """\
@@ -167,6 +235,43 @@ class Timer:
             return True
         return False"""
 
+RECIPE = """\
+Potato pancakes for four people
+800 g floury potatoes
+1 large onion
+2 eggs
+60 g flour
+1 teaspoon salt
+6 tablespoons oil
+Grate 800 g of potatoes and the onion into a cloth and press the water out. Mix them with 2 eggs, 60 g of flour and \
+the salt. Heat 2 tablespoons of oil in a pan, bake three pancakes for 4 minutes on each side, and go on until the \
+dough is used up. Serve them hot with 300 g of apple sauce."""
+
+BUSES = """\
+Line 7, Monday to Friday
+Harbour      06:10  06:40  07:10  07:40
+Fish market  06:16  06:46  07:16  07:46
+Town hall    06:23  06:53  07:23  07:53
+Hospital     06:31  07:01  07:31  08:01
+University   06:38  07:08  07:38  08:08
+Zoo          06:45  07:15  07:45  08:15"""
+
+SHAPES = """\
+def area(width, height):
+    return width * height
+
+def perimeter(width, height):
+    return 2 * (width + height)
+
+def is_square(width, height):
+    return width == height
+
+def describe(name, width, height):
+    text = f"{name}: area {area(width, height)}, perimeter {perimeter(width, height)}"
+    if is_square(width, height):
+        text += ", a square"
+    return text"""
+
 EDIT = [
     f"Copy this text, but write 'Nils Berg' for 'Tove Lindahl' and 'he' for 'she':\n\n{LIBRARY}",
     f"Repeat this text word for word, with 'mussel' in place of 'oyster' everywhere:\n\n{OYSTERS}",
@@ -178,6 +283,12 @@ EDIT = [
     f"Rename the attribute elapsed to passed in this class and print all of it:\n\n{TIMER}",
     f"Add a method reset to this class and show the whole class:\n\n{TIMER}",
     f"Extract the item, the shelf and the count of everything that costs more than five euros:\n\n{STOCK}",
+    f"Copy this notice with the model KT-50 in place of KT-30 and June in place of May:\n\n{NOTICE}",
+    f"Print this conversation again, but call the man Mr Baker and let him bring three hives:\n\n{TALK}",
+    f"Show this recipe again for eight people, with all amounts doubled:\n\n{RECIPE}",
+    f"Print this timetable again with a stop called Old Bridge, four minutes after the hospital:\n\n{BUSES}",
+    f"Add type hints and a docstring of one line to each of these functions and print all of them:\n\n{SHAPES}",
+    f"Quote the entries of 13, 16 and 17 June word for word, each in a paragraph of its own:\n\n{DIARY}",
 ]
 
 QUESTION = [
@@ -191,6 +302,12 @@ QUESTION = [
     "Why do some countries drive on the left side of the road?",
     "How are mountains made?",
     "What does a central bank do?",
+    "Why can we often see the moon during the day?",
+    "How did coffee become a drink that is known everywhere?",
+    "Why does metal feel colder than wood in the same room?",
+    "What happens to a letter between the postbox and the front door?",
+    "How do bees find their way back to the hive?",
+    "What is a leap year, and what would go wrong without it?",
 ]
 
 MATHS = [
@@ -204,6 +321,12 @@ MATHS = [
     "A cube has a surface of 150 square centimetres. What is its volume?",
     "Divide 7/8 by 3/4 and explain every step.",
     "A ladder of 5 metres leans on a wall, and its foot is 3 metres away. How high does it reach?",
+    "One tap fills a bath in 12 minutes and another in 6 minutes. How long do both take together? Explain.",
+    "Find the equation of the line through the points (2, 3) and (6, 11), step by step.",
+    "How many squares of any size are there on a chessboard? Show how you count them.",
+    "A ball falls from 16 metres and always bounces back half as high. How far has it moved at its fourth landing?",
+    "Jo saves 35 euros a month. Kim saves 20, but begins with 180 euros. When do they have equally much?",
+    "Write 0.375 and 2.4 as fractions in lowest terms, multiply them, and explain what you do.",
 ]
 
 CODE = [
@@ -217,7 +340,16 @@ CODE = [
     "Write a Python generator that yields the prime numbers, and print the first twenty.",
     "Write an HTML page with a table of three products and some CSS that stripes its rows.",
     "Write unit tests in Python for a function add_vat(price, rate) with at least five cases.",
+    "Write a Java class that makes a queue of two stacks, and explain why it works.",
+    "Write a Go program that answers every HTTP request with the current time as JSON.",
+    "Write a Bash script that warns when a disk is more than ninety percent full.",
+    "Write a TypeScript interface for an order with several items, and a function that adds up its total.",
+    "Write a Python program that takes a file name from the command line and shows its longest ten lines.",
+    "Write a Python function that rotates a square matrix by ninety degrees, and show it on a small one.",
 ]
+
+PER_KIND = 10
+"""Prompts of each kind that are decoded, the first ones, unless more are asked for."""
 
 PROMPTS: dict[str, list[str]] = {
     "chat": CHAT,
@@ -227,4 +359,4 @@ PROMPTS: dict[str, list[str]] = {
     "maths": MATHS,
     "code": CODE,
 }
-"""Kind -> ten prompts."""
+"""Kind -> sixteen prompts."""

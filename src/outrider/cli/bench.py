@@ -49,9 +49,14 @@ OwnPrompts = Annotated[
     str | None,
     _option('Prompts of your own instead: JSONL of {"prompt": text} or {"messages": [...]}.', "FILE"),
 ]
-PerKind = Annotated[str | None, _option("How many prompts of each kind, 1 or more.", "N", "all, which is ten")]
+PerKind = Annotated[
+    str | None, _option("How many prompts of each kind, 1 to 16, or more of your own.", "N", "10, or the largest batch")
+]
 Temperatures = Annotated[list[str] | None, _option("0 (the likeliest token) or more; repeatable.", "X", "0, 0.8")]
-Batches = Annotated[list[str] | None, _option("Prompts that are decoded together; repeatable.", "N", "1")]
+Batches = Annotated[
+    list[str] | None,
+    _option("Prompts that are decoded together, 1 to 16, or more of your own; repeatable.", "N", "1"),
+]
 NewTokens = Annotated[
     str | None, _option("Tokens to make of each prompt, 2 or more; stop tokens do not end a text.", "N", "64")
 ]
@@ -138,13 +143,14 @@ def _read(given: dict[str, Any]) -> _Asked:
     drafters, k = list(given["drafter"] or DEFAULT_DRAFTERS), values.get("num_draft_tokens", "auto")
     _check(given, drafters, values)
     _check_places(given)
+    kinds, per_kind = _prompts(given, per_kind, grid)
     return _Asked(
         given["target"],
         values.get("precision", "auto"),
         values.get("threads"),
         strategies(drafters, given["target"], k),
         grid,
-        _kinds(given, per_kind),
+        kinds,
         None if given["prompts"] is None else Path(given["prompts"]),
         per_kind,
         given["peers"],
@@ -193,19 +199,18 @@ def _check(given: dict[str, Any], drafters: list[str], values: dict[str, Any]) -
         o.check({"target": given["target"], "drafter": drafter, **values}, {})
 
 
-def _kinds(given: dict[str, Any], per_kind: int | None) -> list[str]:
-    """Of the package's own prompts; [] with a user's."""
+def _prompts(given: dict[str, Any], per_kind: int | None, grid: Grid) -> tuple[list[str], int | None]:
+    """Kinds of the package's own prompts, [] with a user's; and how many of each, None for all that the user has."""
     from outrider.benching.asked import check_built_in, check_file
     from outrider.benching.prompts import PROMPTS
 
     kinds = list(dict.fromkeys(given["kind"] or ()))
     if given["prompts"] is None:
-        check_built_in(kinds or PROMPTS, per_kind)
-        return kinds or list(PROMPTS)
+        return kinds or list(PROMPTS), check_built_in(kinds or PROMPTS, per_kind, grid.batches)
     if kinds:
         raise InvalidOption("kind", kinds[0], "left out with --prompts", "They are all of one kind.")
     check_file(Path(given["prompts"]))
-    return []
+    return [], per_kind
 
 
 def _check_places(given: dict[str, Any]) -> None:
