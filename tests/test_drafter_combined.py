@@ -13,8 +13,8 @@ import torch
 from engine_runs import LIMIT, decode, draft_model, finish, p_value, plain, sample, toy_engine, writer
 from outrider.core import Draft, Verdict
 from outrider.drafters import ModelDrafter, NgramDrafter, SuffixDrafter, combined
-from outrider.drafters.combined import LOOK_AHEAD, PROBE_EVERY, CombinedDrafter
-from outrider.drafters.records import LOOK_UP, Outcome, Record
+from outrider.drafters.combined import LOOK_AHEAD, CombinedDrafter
+from outrider.drafters.records import LOOK_UP, PROBE_EVERY, Outcome, Record
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.errors import InvalidOption
 from outrider.options import Sampling

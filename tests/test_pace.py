@@ -9,7 +9,7 @@ import pytest
 
 from outrider.drafters import ModelDrafter
 from outrider.drafters.combined import CombinedDrafter
-from outrider.drafters.records import COPY, LOOK_UP, MODEL, NEVER, Chance
+from outrider.drafters.records import COPY, LOOK_UP, MODEL, PROBE_EVERY, Chance, straight
 from outrider.engine import Engine
 from outrider.errors import InvalidOption
 from outrider.options import Sampling
@@ -37,7 +37,7 @@ def a_round(sequence, num_drafted, num_accepted, **more):
 
 def costly(cap=8, level=0.1, row=0.05, prior=MODEL, kind=AutoPace):
     """Of a drafter that costs something."""
-    return kind(cap, prior, level, lambda sequences: row)
+    return kind(cap, prior, lambda sequences: level, lambda sequences: straight(row))
 
 
 def test_a_fixed_pace_is_fixed():
@@ -57,7 +57,6 @@ def test_an_absurd_draft_length_is_refused(k):
     ("options", "message"),
     [
         *(({"cap": cap}, "cap is") for cap in (0, -1, 65)),
-        *(({"level": level}, "level is") for level in (-0.1, float("nan"), float("inf"))),
         *(({"prior": prior}, "prior is") for prior in ((), (0.0,), (0.5, 1.0))),
     ],
 )
@@ -81,8 +80,8 @@ def test_it_reaches_zero_where_drafts_keep_failing_and_then_only_probes():
     assert set(tail) == {0, 1}
     probes = [place for place, budget in enumerate(tail) if budget == 1]
     gaps = [later - earlier for earlier, later in pairwise(probes)]
-    assert min(gaps) >= AutoPace.PROBE_EVERY // 2
-    assert max(gaps) == AutoPace.PROBE_EVERY
+    assert min(gaps) >= PROBE_EVERY // 2
+    assert max(gaps) == PROBE_EVERY
 
 
 def test_it_climbs_from_its_floor_when_acceptance_returns():
@@ -164,12 +163,12 @@ def test_what_costs_more_than_it_can_bring_is_never_drafted():
 
 
 def test_a_copy_of_the_target_is_trusted_from_the_start():
-    """Of two drafters at the same cost; the doubtful one is tried once."""
+    """Of two drafters at the same cost; the doubtful one is tried late, since a try is dear."""
     budgets = {
-        prior: play(costly(level=0.8, prior=prior), make_sequence([1]), lambda _, n: n, 20) for prior in (COPY, MODEL)
+        prior: play(costly(level=0.8, prior=prior), make_sequence([1]), lambda _, n: n, 40) for prior in (COPY, MODEL)
     }
     assert min(budgets[COPY]) > 0
-    assert budgets[MODEL][:2] == [1, 0]
+    assert budgets[MODEL].index(1) in range(20, 40)
 
 
 def test_longer_drafts_where_rows_and_drafts_cost_less():
@@ -182,7 +181,7 @@ def test_longer_drafts_where_rows_and_drafts_cost_less():
 
 
 def test_it_stops_where_a_batch_makes_rows_dear_and_comes_back_when_it_shrinks():
-    pace = AutoPace(8, MODEL, 0.1, lambda sequences: 0.05 if sequences < 8 else 0.9)
+    pace = AutoPace(8, MODEL, lambda sequences: 0.1, lambda sequences: straight(0.05 if sequences < 8 else 0.9))
     crowd = [make_sequence([1], id=number) for number in range(16)]
     found = []
     for number in range(60):
@@ -197,7 +196,7 @@ def test_it_stops_where_a_batch_makes_rows_dear_and_comes_back_when_it_shrinks()
 
 
 def dear_in_a_crowd(sequences):
-    return 0.05 if sequences == 1 else 2.0
+    return straight(0.05 if sequences == 1 else 2.0)
 
 
 SEEDED_TARGET = TableModel(5, order=2, law=random_laws(5, seed=8, sharpness=3))
@@ -207,7 +206,7 @@ def seeded_texts(together, kind=AutoPace):
     """Of four sampled requests with seeds, side by side or one after the other."""
     draft = TableModel(5, order=1, law=random_laws(5, seed=8, sharpness=3))
     drafter = CombinedDrafter([ModelDrafter(draft, 4)], [0.05], dear_in_a_crowd)
-    paces = [(ModelDrafter(draft, 4), kind(8, MODEL, 0.05, dear_in_a_crowd)), (drafter, FixedPace(6))]
+    paces = [(ModelDrafter(draft, 4), kind(8, MODEL, lambda sequences: 0.05, dear_in_a_crowd)), (drafter, FixedPace(6))]
     texts = []
     for each, pace in paces:
         engine = Engine(SEEDED_TARGET, each, choose_rule("auto", each.proposal, allow_lossy=False), pace, slots=4)
@@ -310,6 +309,5 @@ def test_a_chance_that_hears_nothing_turns_to_what_is_usual():
 
 
 def test_priors_are_what_their_names_say():
-    assert NEVER > 10**6
     for prior in (LOOK_UP, MODEL, COPY):
         assert all(abs(Chance.of(mean).mean - mean) < 0.06 for mean in prior)

@@ -27,7 +27,7 @@ def opened():
 def walked(head, opened):
     """Tokens per round and how often each place of a draft was kept."""
     prompts = [opened.tokenizer.encode_chat([{"role": "user", "content": prompt}]) for prompt in PROMPTS]
-    drafter, _ = attach(head, opened, slots=1, capacity=128, options={})
+    drafter = attach(head, opened, slots=1, capacity=128)
     model, stops = showing(head, opened), opened.tokenizer.stop_ids
     settings = {"num_drafted": 3, "temperature": 0.0, "max_new_tokens": 40, "stop_ids": stops, "context_length": 128}
     found = walk(model, drafter, prompts, **settings)

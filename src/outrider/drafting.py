@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from outrider.core import Drafter, Model
 from outrider.drafters import make_free
 from outrider.drafters.catalogue import Choice
 from outrider.drafters.combined import CombinedDrafter
+from outrider.drafters.records import Forward, Level
 from outrider.drafters.corpus import Corpus
 from outrider.drafters.early_exit import EarlyExitDrafter
 from outrider.drafters.heads.stored import StoredHead
@@ -24,7 +26,12 @@ from outrider.models.early_exit import EarlyExitTarget
 from outrider.models.opening import Opened, Progress, open_model
 from outrider.models.quantise import load_quantised
 from outrider.models.tokenizer import compare_vocabularies
-from outrider.planning.costs import VerifyCost, relative_cost, verify_cost
+from outrider.planning.costs import VerifyCost, fingerprint, level_cost, verify_cost
+from outrider.planning.timing import PROBE_LENGTH, level_units
+
+
+CHAIN = 3
+"""Tokens of the chains that are timed."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +70,12 @@ class Built:
 
     Args:
         drafter: made.
-        level: of drafting one token further, in units of the target's forward of one row; 0 for what costs nothing,
-            and for combinations, which know it themselves.
+        level: of drafting one token further, in units of a plain round, by the number of sequences; None for what costs
+            nothing, and for combinations, which know it themselves.
     """
 
     drafter: Drafter
-    level: float
+    level: Level | None = None
 
 
 def early_exit_target(target: Model, layers: str, invariant: bool) -> EarlyExitTarget:
@@ -91,28 +98,59 @@ def build_drafter(choices: tuple[Choice, ...], setting: Setting) -> Built:
     """
     built = [_build(choice, setting) for choice in choices]
     if len(built) == 1:
-        return Built(*built[0])
-    drafters, costs = [drafter for drafter, _ in built], [cost for _, cost in built]
+        return built[0]
+    return Built(combined(built, choices, setting.verify_cost.drafting))
+
+
+def combined(built: list[Built], choices: tuple[Choice, ...], forward: Callable[[int], Forward]) -> CombinedDrafter:
+    """Several as one.
+
+    Args:
+        built: they.
+        choices: what each was built of.
+        forward: see `CombinedDrafter`.
+    """
+    levels = [0.0 if each.level is None else each.level for each in built]
     priors = [choice.entry.prior for choice in choices]
-    return Built(CombinedDrafter(drafters, costs, setting.verify_cost.per_row, priors), 0.0)
+    return CombinedDrafter([each.drafter for each in built], levels, forward, priors)
 
 
-def _build(choice: Choice, setting: Setting) -> tuple[Drafter, float]:
-    """The drafter and what it costs per drafted token, in units of the target's forward of one row."""
+def _build(choice: Choice, setting: Setting) -> Built:
     options = dict(choice.options)
     if choice.wants_row_cost:
         options["row_cost"] = setting.verify_cost.per_row()
     if choice.entry.is_free:
-        return make_free(choice, options, setting.corpus), 0.0
+        return Built(make_free(choice, options, setting.corpus))
     if choice.entry.name == "early-exit":
         assert isinstance(setting.model, EarlyExitTarget)
-        return EarlyExitDrafter(setting.model, **options), setting.model.share
+        share = setting.model.share
+        return Built(EarlyExitDrafter(setting.model, **options), lambda sequences: share)
     if choice.entry.is_head:
         assert setting.head is not None
-        return attach(
-            setting.head, setting.target, slots=setting.slots, capacity=setting.context_length, options=options
-        )
-    return _from_model(_draft_model(choice, setting), setting, options)
+        make = partial(attach, setting.head, setting.target, **options)
+        return _timed(make, choice, setting, repr(setting.head.config))
+    draft = _draft_model(choice, setting)
+    return _timed(_from_model(draft, setting.target, options), choice, setting, repr(fingerprint(draft.model)))
+
+
+def _timed(make: Callable[..., Drafter], choice: Choice, setting: Setting, draft: str) -> Built:
+    """A drafter whose drafts cost by their length; unless it is kept, what they cost is timed with another one of it.
+
+    Args:
+        make: called with slots, capacity and, for trees, what a level costs.
+        choice: what it is made of.
+        setting: that it is made for.
+        draft: what tells its model or head from others.
+    """
+
+    def measured(sequences: int) -> float:
+        return level_units(setting.model, make(slots=sequences, capacity=PROBE_LENGTH), sequences, nodes)
+
+    nodes = choice.nodes or CHAIN
+    key = f"{choice.entry.name} {sorted(choice.options.items())} {draft}"
+    level = level_cost(setting.target.model, key, setting.slots, measured)
+    costs = {"level_cost": level(1)} if choice.drafts_trees else {}
+    return Built(make(slots=setting.slots, capacity=setting.context_length, **costs), level)
 
 
 def _draft_model(choice: Choice, setting: Setting) -> Opened:
@@ -126,26 +164,18 @@ def _draft_model(choice: Choice, setting: Setting) -> Opened:
     return Opened(model, target.tokenizer)
 
 
-def _from_model(draft: Opened, setting: Setting, options: dict[str, Any]) -> tuple[Drafter, float]:
-    target, cost = setting.target, relative_cost(draft.model, setting.target.model)
+def _from_model(draft: Opened, target: Opened, options: dict[str, Any]) -> Callable[..., Drafter]:
+    """Makes drafters of so many slots and so much capacity."""
     try:
         compare_vocabularies(target.tokenizer, draft.tokenizer)
     except VocabularyMismatch:
-        return _translated(draft, setting, options), cost
-    vocab_size, capacity = target.model.vocab_size, setting.context_length
-    common: dict[str, Any] = {"vocab_size": vocab_size, "capacity": capacity, "level_cost": cost}
-    return ModelDrafter(draft.model, setting.slots, **common, **options), cost
+        return _translated(draft, target, options)
+    return partial(ModelDrafter, draft.model, vocab_size=target.model.vocab_size, **options)
 
 
-def _translated(draft: Opened, setting: Setting, options: dict[str, Any]) -> Drafter:
+def _translated(draft: Opened, target: Opened, options: dict[str, Any]) -> Callable[..., Drafter]:
     if options.get("tree", "chain") != "chain":
         fix = "This draft model has another tokenizer than the target."
         raise InvalidOption("drafter model: tree", options["tree"], "chain", fix)
-    return TranslatedDrafter(
-        draft.model,
-        draft.tokenizer,
-        setting.target.tokenizer,
-        setting.slots,
-        vocab_size=setting.target.model.vocab_size,
-        capacity=setting.context_length,
-    )
+    vocab_size = target.model.vocab_size
+    return partial(TranslatedDrafter, draft.model, draft.tokenizer, target.tokenizer, vocab_size=vocab_size)

@@ -158,7 +158,7 @@ def custom_generate(
     chosen = choose_rule(rule, made.proposal, allow_lossy=allow_lossy)
     choices = parse_drafter(drafter)
     check_trees(choices, chosen, target)
-    pace = pace_of(num_draft_tokens, choices, Built(made, 0.0))
+    pace = pace_of(num_draft_tokens, choices, Built(made))
     engine = Engine(target, made, chosen, pace, slots=slots, context_length=context_length)
     _decode(engine, _add(engine, call, rows, seed), call, stream)
     return _packed(rows, call)

@@ -89,7 +89,7 @@ def load(
     model, head = _prepared(choices, opened, invariant)
     length = min(model.context_length, DEFAULT_CONTEXT) if context_length is None else context_length
     setting = Setting(opened, model, slots, length, place, _corpus(corpus, opened, progress), progress, head)
-    built = build_drafter(choices, setting) if isinstance(drafter, str) else Built(drafter, 0.0)
+    built = build_drafter(choices, setting) if isinstance(drafter, str) else Built(drafter)
     chosen, pace = _rule(rule, built.drafter, allow_lossy), pace_of(num_draft_tokens, choices, built, setting)
     check_trees(choices, chosen, model)
     engine = Engine(model, built.drafter, chosen, pace, slots=slots, context_length=length, invariant=invariant)
@@ -252,10 +252,9 @@ def pace_of(wanted: int | str, choices: tuple[Choice, ...], built: Built, settin
     if built.drafter.name == "none":
         return FixedPace(0)
     usual = LOOK_UP if built.drafter.proposal == "point_mass" else MODEL
-    row_cost = None if setting is None else setting.verify_cost.per_row
     return AutoPace(
         prior=choices[0].entry.prior if choices else usual,
         level=built.level,
-        row_cost=row_cost,
+        forward=None if setting is None else setting.verify_cost.drafting,
         ends_itself=ends_itself,
     )

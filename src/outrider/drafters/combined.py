@@ -19,13 +19,22 @@ from weakref import WeakKeyDictionary
 import torch
 
 from outrider.core import Draft, Drafter, Proposal, Sequence
-from outrider.drafters.records import LOOK_UP, MODEL, NUM_CLASSES, STAY, Costs, Outcome, Record, crowd
+from outrider.drafters.records import (
+    LOOK_UP,
+    MODEL,
+    NUM_CLASSES,
+    PROBE_EVERY,
+    STAY,
+    Costs,
+    Forward,
+    Outcome,
+    Record,
+    crowd,
+    straight,
+)
 from outrider.errors import InvalidOption
 from outrider.rounds import Verified
 from outrider.tree import check, depths, is_chain
-
-PROBE_EVERY = 16
-"""Rounds after which a source that costs is tried again, unless not even a perfect draft would be worth it."""
 
 CHANGE = 2
 """Misses in a row of the source in use after which the text counts as changed: others that cost are tried at once."""
@@ -34,8 +43,11 @@ LOOK_AHEAD = 16
 """Nodes that a look-up is asked for at least: what does not fit in the budget is not verified but tells its depth."""
 
 
-RowCost = float | Callable[[int], float]
-"""Of one more row, or how it follows from the number of sequences."""
+Cost = float | Callable[[int], float]
+"""Of drafting one token further, or how it follows from the number of sequences."""
+
+RowCost = float | Callable[[int], Forward]
+"""Of each row, or how a forward's cost follows from the number of sequences."""
 
 
 @dataclass
@@ -44,7 +56,7 @@ class _Plan:
 
     length: int  # of the text before the round
     budget: int  # most nodes of the draft
-    row: float = 0.0  # cost of verifying a node
+    costs: tuple[Costs, ...] = ()  # by source
     unlimited: tuple[int, ...] = ()  # sources whose drafts end where more is not worth it
     drafts: dict[int, Draft] = field(default_factory=dict)  # by source
     failed: dict[int, Exception] = field(default_factory=dict)  # by source, why it proposed nothing
@@ -69,7 +81,7 @@ class CombinedDrafter:
     whether its draft was verified or not; its draft is seen before the choice, which is no anticipation since it
     is a function of the text. Any other source is asked only when it is chosen, so the choice knows nothing of what
     it draws; a draft of k tokens tells how each shorter one would have fared. Its record fades to the prior while
-    it is not chosen, and it is tried again after `PROBE_EVERY` rounds, or when what is used ceases to fit.
+    it is not chosen, and it is tried again now and then, or when what is used ceases to fit.
 
     The draft is the part of the source's that is worth most: max over its sizes of (1 + expected accepted tokens) /
     (1 + nodes row_cost + depth source's cost), or nothing if plain decoding (1) is better. Trees of free sources are
@@ -79,8 +91,9 @@ class CombinedDrafter:
 
     Args:
         sources: at least one; each also learns from every round, if it wants to (`rounds.Learner`).
-        costs: of drafting one token further with each, >= 0, in units of a round without drafts; 0 for look-ups.
-        row_cost: of verifying one more row, >= 0, in the same units; or a function of the number of sequences.
+        costs: of drafting one token further with each, >= 0, in units of a round without drafts; 0 for look-ups; or
+            functions of the number of sequences.
+        row_cost: of verifying one more row, >= 0, in the same units; or from the number of sequences to a `Forward`.
         priors: chances of each one's tokens before anything is known, see `records.Habit`; None for what is usual.
 
     Raises:
@@ -94,16 +107,16 @@ class CombinedDrafter:
     def __init__(
         self,
         sources: Ordered[Drafter],
-        costs: Ordered[float],
+        costs: Ordered[Cost],
         row_cost: RowCost = 0.0,
         priors: Ordered[tuple[float, ...]] | None = None,
     ) -> None:
         if not sources or len(costs) != len(sources):
             raise InvalidOption("costs", costs, f"a number for each of {len(sources)} sources, at least one")
-        for cost in costs if callable(row_cost) else (*costs, row_cost):
-            if not (isfinite(cost) and cost >= 0):
+        for cost in (*costs, row_cost):
+            if not callable(cost) and not (isfinite(cost) and cost >= 0):
                 raise InvalidOption("costs", cost, "finite numbers >= 0")
-        self.sources, self._costs, self._row_cost = tuple(sources), tuple(costs), row_cost
+        self.sources, self._levels, self._row_cost = tuple(sources), tuple(costs), row_cost
         self.name = "+".join(source.name for source in sources)
         kinds: set[Proposal] = {source.proposal for source in sources}
         self.proposal: Proposal = kinds.pop() if len(kinds) == 1 else "hybrid"
@@ -132,7 +145,7 @@ class CombinedDrafter:
             Exception: whatever a source raised, if for one of the sequences none of those that were asked answered.
         """
         plans = [
-            _Plan(len(s.tokens), max(budget, 0), self._row(s, len(sequences)), self._unlimited(s))
+            _Plan(len(s.tokens), max(budget, 0), self._costs(crowd(s, len(sequences))), self._unlimited(s))
             for s, budget in zip(sequences, budgets, strict=True)
         ]
         both = list(zip(sequences, plans, strict=True))
@@ -173,8 +186,11 @@ class CombinedDrafter:
             except Exception:  # the others learn on
                 self.num_failures[index] += 1
 
-    def _row(self, sequence: Sequence, num_sequences: int) -> float:
-        return self._row_cost(crowd(sequence, num_sequences)) if callable(self._row_cost) else self._row_cost
+    def _costs(self, num_sequences: int) -> tuple[Costs, ...]:
+        row = self._row_cost
+        forward = row(num_sequences) if callable(row) else straight(row)
+        levels = (level(num_sequences) if callable(level) else level for level in self._levels)
+        return tuple(Costs(forward, level) for level in levels)
 
     def _unlimited(self, sequence: Sequence) -> tuple[int, ...]:
         ends = [getattr(source, "ends_itself", None) for source in self.sources]
@@ -218,7 +234,7 @@ class CombinedDrafter:
 
     def _offer(self, record: Record, plan: _Plan, source: int) -> tuple[float, int]:
         """Expected tokens per cost of a source's best draft, and its number of nodes; (0, 0) if there is none."""
-        costs = Costs(plan.row, self._costs[source])
+        costs = plan.costs[source]
         if source in plan.unlimited:
             return record.usual(plan.budget, costs), plan.budget
         if source not in self._free:
@@ -231,8 +247,8 @@ class CombinedDrafter:
         return [
             source
             for source in self._costly
-            if state.records[source].rounds_idle >= PROBE_EVERY - 1
-            and state.records[source].perfect(plan.budget, Costs(plan.row, self._costs[source])) > most
+            if state.records[source].is_overdue(plan.budget, plan.costs[source], source in plan.unlimited)
+            and state.records[source].perfect(plan.budget, plan.costs[source]) > most
         ]
 
     def _settle(self, state: _State, plan: _Plan) -> Draft:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from operator import mul
@@ -24,14 +24,17 @@ KNOWN, CHANGED = 4.0, 1.0
 STAY = 0.97
 """Expected tokens per cost, plain decoding having 1, above which drafting goes on: who stops early learns no more."""
 
+PROBE_EVERY = 16
+"""Rounds after which a drafter that is not used is tried again, at the soonest."""
+
+PROBE_SHARE = 0.02
+"""Of the time without drafts, what may be spent on such tries: where they are dear, they are rare."""
+
 RECENT = 0.1
 """Weight of the last draft in the mean size of drafts."""
 
 NEARLY = 0.03
 """Of the value of the best draft, what is given up to leave a length as it is."""
-
-NEVER = 1 << 30
-"""Rounds since a drafter was asked that never was."""
 
 NUM_CLASSES = 6
 """Classes of depth: 0 not known beforehand, then 1, 2 to 3, 4 to 7, 8 to 15, and 16 or more tokens."""
@@ -129,21 +132,34 @@ def crowd(sequence: Sequence, num_sequences: int) -> int:
     return 1 if sequence.seeded and sequence.sampling.temperature > 0 else num_sequences
 
 
+Forward = Callable[[float], float]
+"""What the target's forward costs with so many drafted nodes, in units of one without any."""
+
+
+Level = Callable[[int], float]
+"""What drafting one token further costs, in units of a plain round, by the number of sequences decoded together."""
+
+
+def straight(row: float) -> Forward:
+    """Every node costs the same."""
+    return lambda nodes: 1 + row * nodes
+
+
 @dataclass(frozen=True)
 class Costs:
     """Of a round with a draft, in units of one without.
 
     Args:
-        row: of verifying one node.
+        forward: of the target.
         level: of drafting one token further.
     """
 
-    row: float
+    forward: Forward
     level: float
 
     def round(self, nodes: float, depth: float) -> float:
         """Of all of it."""
-        return 1 + self.row * nodes + self.level * depth
+        return self.forward(nodes) + self.level * depth
 
 
 @dataclass(frozen=True)
@@ -164,7 +180,7 @@ class Record:
 
     def __init__(self, prior: tuple[float, ...]) -> None:
         self.uses = self.misses_in_a_row = 0
-        self.rounds_idle = NEVER
+        self.rounds_idle = PROBE_EVERY
         self.nodes, self.nodes_per_depth = 0, 1.0  # of its last draft; more than 1 in a tree
         self.mean_nodes, self.mean_depth = 3.0, 2.0  # of its drafts lately
         self.overall, self.by_class = Habit(tuple(map(Chance.of, prior))), dict[int, Habit]()
@@ -217,6 +233,17 @@ class Record:
     def sizes(self, budget: int) -> Iterable[tuple[int, float]]:
         """Nodes and likely depth of all that may be asked for, shaped like its last draft."""
         return ((nodes, nodes / self.nodes_per_depth) for nodes in range(1, budget + 1))
+
+    def is_overdue(self, budget: int, costs: Costs, whole: bool) -> bool:
+        """Whether it was idle for so long that a try is due.
+
+        Args:
+            budget: most nodes of a draft.
+            costs: of them.
+            whole: whether a try is a draft as large as those lately, and not of one node.
+        """
+        sizes = (min(self.mean_nodes, budget), self.mean_depth) if whole else (1, 1)
+        return self.rounds_idle >= max(PROBE_EVERY - 1, (costs.round(*sizes) - 1) / PROBE_SHARE)
 
     def perfect(self, budget: int, costs: Costs) -> float:
         """Most tokens per cost if all it drafts were right."""

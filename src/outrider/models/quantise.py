@@ -88,7 +88,7 @@ class RoundedWeights:
     def groups4(self, name: str) -> Groups4 | None:
         """The groups that are stored, or else rounded ones; None for shapes that the kernel does not take."""
         stored = self._weights.groups4(name)
-        if stored is not None or not _fits(self.shapes[name]):
+        if stored is not None or not fits_groups4(self.shapes[name]):
             return stored
         return rounded(self.read(name))
 
@@ -111,14 +111,15 @@ def rounded(weight: torch.Tensor) -> Groups4:
     return Groups4(codes, scales[..., 0], (middles - 8 * scales)[..., 0])
 
 
-def _fits(shape: tuple[int, ...]) -> bool:
+def fits_groups4(shape: tuple[int, ...]) -> bool:
+    """Whether the 4-bit kernel takes a matrix [out, in] of this shape."""
     return len(shape) == 2 and shape[0] % OUT_SIZE == 0 and shape[1] % GROUP_SIZE == 0
 
 
 def _mostly_fits(shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Of the layers' matrices; the embedding and the head stay in half precision."""
     matrices = [shape for name, shape in shapes.items() if ".layers." in name and len(shape) == 2]
-    return 2 * sum(map(_fits, matrices)) > len(matrices)
+    return 2 * sum(map(fits_groups4, matrices)) > len(matrices)
 
 
 def _reason(target_precision: str, allowed: tuple[str, ...]) -> str:

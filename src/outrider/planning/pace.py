@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isfinite
 from weakref import WeakKeyDictionary
 
 from outrider.core import Sequence
-from outrider.drafters.records import LOOK_UP, STAY, Costs, Outcome, Record, crowd
+from outrider.drafters.records import LOOK_UP, STAY, Costs, Forward, Outcome, Record, crowd, straight
 from outrider.errors import InvalidOption
 from outrider.rounds import Round
 
@@ -44,8 +43,8 @@ class AutoPace:
 
     - What was accepted so far tells, by `records.Record`, the chance of the next drafted tokens; what a round costs
       with so many rows for so many sequences is known beforehand. Both together give the best k.
-    - From k = 0 every `PROBE_EVERY`-th round, the first among them, drafts one token, or what a drafter that ends its
-      drafts itself has, unless not even a perfect draft would be worth its cost.
+    - From k = 0 a round now and then drafts one token, or what a drafter that ends its drafts itself has, as rarely as
+      such a try is dear (`Record.is_overdue`), and never if not even a perfect draft would be worth its cost.
     - A round in which nothing was drafted, by the drafter's own choice, teaches nothing, and a probe waits for one
       that does.
 
@@ -56,9 +55,9 @@ class AutoPace:
     Args:
         cap: the largest k, in [1, 64].
         prior: chances before anything is known, see `records.Habit`: `LOOK_UP` or `MODEL`, or as planned.
-        level: cost of drafting one token further, >= 0, in units of a plain round.
-        row_cost: cost of one more row of a sequence, >= 0, in the same units, by the number of sequences; None for
-            `ROW_COST`.
+        level: cost of drafting one token further, in units of a plain round, by the number of sequences.
+        forward: cost of the target's forward, from the number of sequences to a function of the nodes that each of
+            them drafts, in the same units; None for `ROW_COST` each.
         ends_itself: whether the drafter ends its drafts for a sequence where more is not worth it; then the cap is its
             budget, or 0 if not even its usual drafts are worth their cost. None for never.
 
@@ -66,22 +65,18 @@ class AutoPace:
         InvalidOption: a value outside its range.
     """
 
-    PROBE_EVERY = 16
-
     def __init__(
         self,
         cap: int = 16,
         prior: tuple[float, ...] = LOOK_UP,
-        level: float = 0.0,
-        row_cost: Callable[[int], float] | None = None,
+        level: Callable[[int], float] | None = None,
+        forward: Callable[[int], Forward] | None = None,
         ends_itself: Callable[[Sequence], bool] | None = None,
     ) -> None:
         self.cap, self.prior = _checked("cap", cap, 1), prior
-        if not (isfinite(level) and level >= 0):
-            raise InvalidOption("level", level, "a finite number >= 0")
         if not prior or not all(0 < chance < 1 for chance in prior):
             raise InvalidOption("prior", prior, "chances between 0 and 1")
-        self._level, self._row_cost, self._ends_itself = level, row_cost, ends_itself
+        self._level, self._forward, self._ends_itself = level, forward, ends_itself
         self._records: WeakKeyDictionary[Sequence, Record] = WeakKeyDictionary()
 
     def budgets(self, sequences: list[Sequence]) -> list[int]:
@@ -106,8 +101,9 @@ class AutoPace:
         return self._records[sequence]
 
     def _costs(self, sequence: Sequence, num_sequences: int) -> Costs:
-        row = ROW_COST if self._row_cost is None else self._row_cost(crowd(sequence, num_sequences))
-        return Costs(row, self._level)
+        together = crowd(sequence, num_sequences)
+        forward = straight(ROW_COST) if self._forward is None else self._forward(together)
+        return Costs(forward, 0.0 if self._level is None else self._level(together))
 
     def _budget(self, sequence: Sequence, costs: Costs) -> int:
         record = self._record(sequence)
@@ -117,7 +113,7 @@ class AutoPace:
         if value > STAY:
             record.nodes = nodes
             return nodes
-        overdue = record.rounds_idle >= self.PROBE_EVERY - 1 and record.perfect(self.cap, costs) > 1
+        overdue = record.is_overdue(self.cap, costs, whole) and record.perfect(self.cap, costs) > 1
         return (self.cap if whole else 1) if overdue else 0
 
     def _learn(self, record: Record, round_: Round) -> None:

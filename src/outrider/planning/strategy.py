@@ -10,8 +10,8 @@ import torch
 from outrider.attaching import open_head, showing
 from outrider.core import Drafter, Model
 from outrider.drafters.catalogue import SEPARATOR, Choice, parse
-from outrider.drafters.combined import CombinedDrafter
-from outrider.drafting import Built, Setting, build_drafter, early_exit_target
+from outrider.drafters.records import Forward, Level
+from outrider.drafting import Built, Setting, build_drafter, combined, early_exit_target
 from outrider.engine import Engine
 from outrider.errors import InvalidOption
 from outrider.loading import check_trees, default_drafter, pace_of
@@ -44,8 +44,8 @@ class Place:
         return torch.device(getattr(self.opened.model, "device", "cpu"))
 
 
-class RowCost:
-    """What a row costs in a batch of a size that is set, however many sequences there are.
+class Crowd:
+    """What forwards and drafts cost in a batch of a size that is set, however many sequences there are.
 
     Args:
         setting: knows what rows cost.
@@ -57,9 +57,13 @@ class RowCost:
     def __init__(self, setting: Setting) -> None:
         self.setting, self.batch = setting, 1
 
-    def __call__(self, sequences: int) -> float:
-        """Of one more row of one sequence, in units of a plain round."""
-        return self.setting.verify_cost.per_row(self.batch)
+    def forward(self, sequences: int) -> Forward:
+        """See `records.Forward`."""
+        return self.setting.verify_cost.drafting(self.batch)
+
+    def level(self, level: Level | None) -> Level | None:
+        """What a level costs there."""
+        return None if level is None else lambda sequences: level(self.batch)
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Strategy:
         choices: what that means.
         built: it.
         setting: that it was built for.
-        row_cost: of a combination; None else.
+        crowd: of a combination; None else.
         costly: of a combination, its parts whose drafts cost by their length: (typed, name).
     """
 
@@ -79,7 +83,7 @@ class Strategy:
     choices: tuple[Choice, ...]
     built: Built
     setting: Setting
-    row_cost: RowCost | None = None
+    crowd: Crowd | None = None
     costly: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -109,8 +113,8 @@ class Strategy:
 
     def pace(self, batch: int) -> InCrowd:
         """A new pace of its own, as in a batch of this size."""
-        if self.row_cost is not None:
-            self.row_cost.batch = batch
+        if self.crowd is not None:
+            self.crowd.batch = batch
         return InCrowd(pace_of("auto", self.choices, self.built, self.setting), batch)
 
     def engine(self) -> Engine:
@@ -150,14 +154,10 @@ def made(drafter: str, place: Place) -> Strategy:
     setting = Setting(opened, model, place.slots, place.context_length, place.device, head=head)
     if len(choices) == 1:
         return Strategy(typed, choices, build_drafter(choices, setting), setting)
-    parts, row_cost = [build_drafter((choice,), setting) for choice in choices], RowCost(setting)
-    drafter_of_all = CombinedDrafter(
-        [part.drafter for part in parts],
-        [part.level for part in parts],
-        row_cost,
-        [choice.entry.prior for choice in choices],
-    )
-    return Strategy(typed, choices, Built(drafter_of_all, 0.0), setting, row_cost, tuple(_costly(typed, parts)))
+    parts, crowd = [build_drafter((choice,), setting) for choice in choices], Crowd(setting)
+    in_crowd = [Built(part.drafter, crowd.level(part.level)) for part in parts]
+    built = Built(combined(in_crowd, choices, crowd.forward))
+    return Strategy(typed, choices, built, setting, crowd, tuple(_costly(typed, parts)))
 
 
 def _model(choices: tuple[Choice, ...], opened: Opened) -> Model:
@@ -168,5 +168,5 @@ def _model(choices: tuple[Choice, ...], opened: Opened) -> Model:
 
 def _costly(typed: str, parts: list[Built]) -> Iterator[tuple[str, str]]:
     for name, part in zip(typed.split(SEPARATOR), parts, strict=True):
-        if part.level > 0:
+        if part.level is not None:
             yield name, part.drafter.name

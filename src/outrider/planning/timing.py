@@ -10,11 +10,12 @@ from statistics import median
 
 import numpy as np
 
-from outrider.core import Draft, Proposal, Sequence
+from outrider.core import Draft, Drafter, Model, Proposal, Sequence
 from outrider.engine import Engine
 from outrider.options import Sampling
 from outrider.planning.plan import Context, DraftCost, OtherCost, TargetCost
 from outrider.rounds import Round
+from outrider.rules import choose_rule
 
 WIDTHS = (1, 2, 4, 7)
 """Rows of each sequence; some kernels take a step every four or eight rows of the whole batch."""
@@ -32,6 +33,9 @@ LONGER = 1024
 """Tokens in the cache where a longer context is timed."""
 
 LONGER_WIDTHS = (1, 5)
+
+PROBE_PROMPT, PROBE_LENGTH = 16, 128
+"""Tokens of the prompt and of each sequence where a level of a draft is timed."""
 
 
 class Given:
@@ -251,6 +255,24 @@ def draft_cost(
     drafting = depths, tuple(each / slower for each in seconds)
     beyond = tuple(sorted(extra)), tuple(extra[rows] for rows in sorted(extra))
     return DraftCost(drafter, other.temperature, target.batch, *drafting, *beyond)
+
+
+def level_units(model: Model, drafter: Drafter, sequences: int, nodes: int) -> float:
+    """What drafting one token further costs, in units of a plain round of so many sequences.
+
+    Args:
+        model: what the drafter drafts for.
+        drafter: with room for `PROBE_LENGTH` tokens of each sequence.
+        sequences: decoded together.
+        nodes: of each draft.
+    """
+    given, length = Given(), min(model.context_length, PROBE_LENGTH)
+    rule = choose_rule("auto", drafter.proposal)
+    engine = Engine(model, drafter, rule, given, slots=sequences, context_length=length)
+    prompt = tuple(token % model.vocab_size for token in range(min(PROBE_PROMPT, length // 2)))
+    timed = list(steps(engine, given, Batch(prompt, 0.0, sequences), [(0,) * sequences, (nodes,) * sequences]))
+    plain = median(each.draft + each.target + each.other for each in timed if not any(each.wanted))
+    return median(each.draft / max(each.depth, 1) for each in timed if any(each.wanted)) / plain
 
 
 def _by_depth(timed: Iterable[Timed]) -> tuple[tuple[int, ...], tuple[float, ...]]:

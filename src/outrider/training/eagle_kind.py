@@ -191,7 +191,7 @@ class EagleTrainee(EagleTask):
     def at_work(self, capacity: int) -> AtWork:
         """See `kind.Trainee`."""
         head, opened = self.stored(), self._setting.opened
-        drafter, _ = attach(head, opened, slots=1, capacity=capacity, options={})
+        drafter = attach(head, opened, slots=1, capacity=capacity)
         return AtWork(showing(head, opened), drafter)
 
     def facts(self, samples: Ordered[Sample]) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class MedusaTrainee:
     def at_work(self, capacity: int) -> AtWork:
         """See `kind.Trainee`."""
         head, opened = self._stored(), self._setting.opened
-        drafter, _ = attach(head, opened, slots=1, capacity=capacity, options={})
+        drafter = attach(head, opened, slots=1, capacity=capacity)
         return AtWork(showing(head, opened), drafter, self._kind.num_heads)
 
     def facts(self, samples: Ordered[Sample]) -> dict[str, Any]:
