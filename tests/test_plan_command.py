@@ -216,11 +216,12 @@ def a_kept_plan(**changes):
     return plan
 
 
-def test_a_kept_plan_is_shown_without_torch():
+def test_a_kept_plan_is_shown_without_torch_and_without_what_other_commands_need():
     a_kept_plan()
+    needless = "torch", "transformers", "numpy", "rich.progress", "outrider.cli.bench", "outrider.cli.train"
     probe = (
         "import sys; from outrider.cli import main; sys.argv = ['outrider', 'plan', '--emit', 'llama.cpp']\n"
-        "try: main()\nfinally: sys.stderr.write(' '.join({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+        f"try: main()\nfinally: sys.stderr.write(' '.join({set(needless)} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr

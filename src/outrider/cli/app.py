@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import inspect
 import io
-import secrets
 import sys
 import warnings
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import outrider.cli.options as o
-from outrider.cli.bench import bench
-from outrider.cli.convert import convert
+from outrider.cli.later import Commands
 from outrider.cli.leaving import INTERRUPTED, USER_ERROR, leaving_cleanly
-from outrider.cli.plan import plan
-from outrider.cli.report import as_json, ending, problems, tables, verdict
 from outrider.cli.screen import Screen, open_screen
-from outrider.cli.train import train
 from outrider.errors import DrafterWarning, InvalidOption
 from outrider.text import visible
 
@@ -28,11 +22,7 @@ if TYPE_CHECKING:
     from outrider.generation import Result, TextEngine
 
 # Without typer's pretty tracebacks: they print the values of variables, prompts among them.
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-app.command()(bench)
-app.command()(convert)
-app.command()(plan)
-app.add_typer(train, name="train")
+app = typer.Typer(cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def main() -> None:
@@ -52,6 +42,8 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"outrider {version('outrider')}")
         raise typer.Exit
 
@@ -182,6 +174,8 @@ def _check_output(given: dict[str, Any]) -> None:
 
 def _requested(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arguments for `outrider.load` and for `TextEngine.add`; what was not given is left to them, but for the seed."""
+    import secrets
+
     model, request = o.values(o.MODEL_OPTIONS, given), o.values(o.TEXT_OPTIONS, given)
     if given.get("prediction") is not None:
         request["prediction"] = o.read_text("prediction", given["prediction"])
@@ -225,6 +219,8 @@ def answer(
     result, comparison = _compare(engine, screen, request) if compare else (_decode(engine, screen, request), None)
     _report(engine, screen, result, comparison)
     if json:
+        from outrider.cli.report import as_json
+
         typer.echo(as_json(result, comparison))
     return {"cancelled": INTERRUPTED, "error": USER_ERROR}.get(result.finish_reason, 0)
 
@@ -258,6 +254,8 @@ def _compare(engine: TextEngine, screen: Screen, request: dict[str, Any]) -> tup
 
 def _report(engine: TextEngine, screen: Screen, result: Result, comparison: Comparison | None) -> None:
     """Close the text; then how it ended, the tables, and what went wrong."""
+    from outrider.cli.report import ending, problems, tables, verdict
+
     screen.end_text()
     if ending(result):
         screen.note(ending(result))

@@ -18,7 +18,6 @@ from rich.text import Text
 
 import outrider.cli.options as o
 from outrider.cli.leaving import INTERRUPTED, leaving_cleanly
-from outrider.cli.progress import watching
 from outrider.cli.screen import Screen, open_screen
 from outrider.errors import InvalidOption
 from outrider.models.locate import EMBEDDED_NAME
@@ -239,6 +238,7 @@ def _measured(given: dict[str, Any], asked: Asked, threads: int | None, begun: P
     Raises:
         KeyboardInterrupt: before anything could be said.
     """
+    from outrider.cli.progress import watching
     from outrider.planning.kept import keep
     from outrider.planning.measure import measure
 

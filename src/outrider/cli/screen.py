@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Literal
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.text import Text
@@ -81,6 +80,8 @@ class Screen:
     @contextmanager
     def loading(self) -> Iterator[Callable[[str, int, int], None]]:
         """A progress bar on a terminal, gone at the end; yields what `outrider.load` calls with its progress."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
         disabled = self.quiet or not self._notes.is_terminal
         with Progress(*columns, console=self._notes, transient=True, disable=disabled) as bar:
