@@ -15,6 +15,9 @@ from outrider.benching.asked import Prompts
 from outrider.benching.ways import PLAIN, Asked, Measured, Way, WayFailed
 from outrider.errors import InvalidOption
 
+WARMING_UP = "warming up"
+"""What is told of runs that are not measured."""
+
 WARM_UP_TOKENS = 16
 """Made by every way for every batch and temperature before anything is measured."""
 
@@ -185,7 +188,7 @@ class _Bench:
             asked = asked_of(job, self.prompts, self.grid)
             short = replace(asked, max_new_tokens=min(WARM_UP_TOKENS, asked.max_new_tokens))
             for way in in_turn(self.ways, job):
-                self.told("warming up", 0, self.in_all)
+                self.told(WARMING_UP, 0, self.in_all)
                 self._tried(way, short)
 
     def do(self, job: Job) -> None:

@@ -6,6 +6,9 @@ import inspect
 import io
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,15 +17,18 @@ import outrider.cli.options as o
 from outrider.cli.later import Commands
 from outrider.cli.leaving import INTERRUPTED, USER_ERROR, leaving_cleanly
 from outrider.cli.screen import Screen, open_screen
+from outrider.cli.trace import show_trace
 from outrider.errors import DrafterWarning, InvalidOption
 from outrider.text import visible
 
 if TYPE_CHECKING:
     from outrider.cli.runs import Comparison
     from outrider.generation import Result, TextEngine
+    from outrider.tracing.recording import Tracer
 
 # Without typer's pretty tracebacks: they print the values of variables, prompts among them.
 app = typer.Typer(cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app.command(name="trace")(show_trace)
 
 
 def main() -> None:
@@ -87,6 +93,7 @@ def generate(
     prediction: o.Prediction = None,
     compare: o.Compare = False,
     json: o.Json = False,
+    trace: o.Trace = None,
     quiet: o.Quiet = False,
 ) -> None:
     """Answer or continue one prompt.
@@ -105,7 +112,9 @@ def generate(
             request["messages"] = [*opening, {"role": "user", "content": text}]
         else:
             request |= {"prompt": text, "raw": raw}
-        raise typer.Exit(answer(engine, screen, request, compare=compare, json=json))
+        with _tracer(given, engine, request) as tracer:
+            code = answer(engine, screen, request, compare=compare, json=json, tracer=tracer)
+        raise typer.Exit(code)
 
 
 @app.command()
@@ -170,6 +179,10 @@ def _check_output(given: dict[str, Any]) -> None:
         raise InvalidOption("raw", True, "no --raw with --system", "A system message needs the chat template.")
     if given["compare"] and given["quiet"] and not given["json"]:
         raise InvalidOption("quiet", True, "no --quiet with --compare", "Add --json, or the comparison is not shown.")
+    if given["trace"] is not None:
+        from outrider.benching.report import check_place
+
+        check_place("trace", Path(given["trace"]))
 
 
 def _requested(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -201,8 +214,30 @@ def _load(screen: Screen, model: dict[str, Any], request: dict[str, Any], system
     return engine
 
 
+@contextmanager
+def _tracer(given: dict[str, Any], engine: TextEngine, request: dict[str, Any]) -> Iterator[Tracer | None]:
+    """The trace that is wanted, if one is."""
+    if given["trace"] is None:
+        yield None
+        return
+    from outrider.models.locate import EMBEDDED_NAME
+    from outrider.tracing.lines import header
+    from outrider.tracing.recording import Tracer
+
+    sampling = {name: value for name, value in request.items() if name in o.REAL or name in ("top_k", "min_new_tokens")}
+    named = {"target": given["target"] or EMBEDDED_NAME, "drafter": given["drafter"] or "auto"}
+    with Tracer(given["trace"], header(engine.engine, **named, sampling=sampling, seed=request["seed"])) as tracer:
+        yield tracer
+
+
 def answer(
-    engine: TextEngine, screen: Screen, request: dict[str, Any], *, compare: bool = False, json: bool = False
+    engine: TextEngine,
+    screen: Screen,
+    request: dict[str, Any],
+    *,
+    compare: bool = False,
+    json: bool = False,
+    tracer: Tracer | None = None,
 ) -> int:
     """Decode one request, show its text and what happened, and print the JSON object if it is wanted.
 
@@ -212,11 +247,13 @@ def answer(
         request: arguments of `TextEngine.add`.
         compare: decode plainly first.
         json: print the object of `report.as_json`.
+        tracer: writes the run down, but not the plain one.
 
     Returns:
         The exit code: 0, 2 if decoding failed, 130 after Ctrl-C.
     """
-    result, comparison = _compare(engine, screen, request) if compare else (_decode(engine, screen, request), None)
+    decoded = _compare(engine, screen, request, tracer) if compare else (_decode(engine, screen, request, tracer), None)
+    result, comparison = decoded
     _report(engine, screen, result, comparison)
     if json:
         from outrider.cli.report import as_json
@@ -225,13 +262,16 @@ def answer(
     return {"cancelled": INTERRUPTED, "error": USER_ERROR}.get(result.finish_reason, 0)
 
 
-def _decode(engine: TextEngine, screen: Screen, request: dict[str, Any]) -> Result:
+def _decode(engine: TextEngine, screen: Screen, request: dict[str, Any], tracer: Tracer | None) -> Result:
     from outrider.cli.runs import decode
 
-    return decode(engine, engine.add(**request), screen.token).result
+    with nullcontext() if tracer is None else tracer.following(engine.engine, engine.tokenizer.decode):
+        return decode(engine, engine.add(**request), screen.token).result
 
 
-def _compare(engine: TextEngine, screen: Screen, request: dict[str, Any]) -> tuple[Result, Comparison]:
+def _compare(
+    engine: TextEngine, screen: Screen, request: dict[str, Any], tracer: Tracer | None
+) -> tuple[Result, Comparison]:
     """Plainly, then speculatively; if the plain run does not end by itself, it is the result."""
     from outrider.cli.runs import Comparison, decode, plain_twin, warm_up
 
@@ -248,7 +288,7 @@ def _compare(engine: TextEngine, screen: Screen, request: dict[str, Any]) -> tup
         screen.token(base.text)
         return base, Comparison(base, None, sequence.sampling.temperature)
     screen.note("Speculative decoding:")
-    result = _decode(engine, screen, request)
+    result = _decode(engine, screen, request, tracer)
     return result, Comparison(base, result, sequence.sampling.temperature)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from outrider.benching.ways import EngineWay, Strategy
     from outrider.models.opening import Opened
     from outrider.planning.plan import Plan
+    from outrider.tracing.recording import Tracer
 
 NOTHING_YET = "Interrupted; nothing was measured yet."
 ON_STANDARD_OUTPUT = "-"
@@ -72,6 +74,10 @@ Peers = Annotated[
         "same weights and prompts.",
     ),
 ]
+TracePath = Annotated[
+    str | None,
+    _option("Write every round of all measured runs to a file of JSON lines; `outrider trace` shows it.", "FILE"),
+]
 PlanFile = Annotated[str | None, _option("A plan of this target, to show beside what is measured.", "FILE")]
 
 
@@ -93,6 +99,7 @@ def bench(
     plan: PlanFile = None,
     json: JsonPath = None,
     html: HtmlPath = None,
+    trace: TracePath = None,
 ) -> None:
     """Measure how much faster drafters are than plain decoding, on six kinds of prompts.
 
@@ -100,8 +107,8 @@ def bench(
     partial.
     """
     given, screen = dict(locals()), open_screen()
-    with leaving_cleanly(screen, _typed, lambda: NOTHING_YET):
-        report = _measured(_read(given), screen)
+    with leaving_cleanly(screen, _typed, lambda: NOTHING_YET), ExitStack() as at_end:
+        report = _measured(_read(given), screen, at_end)
         if not report.outcome.runs:
             raise KeyboardInterrupt
         _show(report, to_notes=json == ON_STANDARD_OUTPUT)
@@ -125,6 +132,7 @@ class _Asked:
     per_kind: int | None
     peers: bool
     plan: Plan | None
+    trace: str | None
 
 
 def _read(given: dict[str, Any]) -> _Asked:
@@ -155,6 +163,7 @@ def _read(given: dict[str, Any]) -> _Asked:
         per_kind,
         given["peers"],
         None if given["plan"] is None else read_plan(Path(given["plan"])),
+        given["trace"],
     )
 
 
@@ -216,11 +225,15 @@ def _prompts(given: dict[str, Any], per_kind: int | None, grid: Grid) -> tuple[l
 def _check_places(given: dict[str, Any]) -> None:
     from outrider.benching.report import check_place
 
-    if given["json"] is not None and given["json"] == given["html"]:
-        raise InvalidOption("html", given["html"], "another file than --json", "One would overwrite the other.")
-    for name in ("json", "html"):
-        if given[name] is not None and (name, given[name]) != ("json", ON_STANDARD_OUTPUT):
-            check_place(name, Path(given[name]))
+    places: dict[str, str] = {}
+    for name in ("json", "html", "trace"):
+        place = given[name]
+        if place in places:
+            raise InvalidOption(name, place, f"another file than --{places[place]}", "One would overwrite the other.")
+        if place is not None:
+            places[place] = name
+        if place is not None and (name, place) != ("json", ON_STANDARD_OUTPUT):
+            check_place(name, Path(place))
 
 
 def _typed(name: str) -> str:
@@ -230,7 +243,7 @@ def _typed(name: str) -> str:
 # ---------------------------------------------------------------- the run
 
 
-def _measured(asked: _Asked, screen: Screen) -> Report:
+def _measured(asked: _Asked, screen: Screen, at_end: ExitStack) -> Report:
     import torch
 
     from outrider.benching import asked as prompts_of
@@ -251,7 +264,13 @@ def _measured(asked: _Asked, screen: Screen) -> Report:
         ways, peers = _ways(asked, opened, longest), list[Any]()
         if asked.peers:
             peers = _opened_peers(asked, opened, longest, lambda name: progress(name, 0, 1))
-    return _run(asked, opened, prompts, ways, peers)
+    tracer = None
+    if asked.trace is not None:
+        from outrider.tracing.benched import trace_bench
+
+        traced = trace_bench(asked.trace, asked.target, asked.grid, prompts, ways, opened.tokenizer.decode)
+        tracer = at_end.enter_context(traced)
+    return _run(asked, opened, prompts, ways, peers, tracer)
 
 
 def _ways(asked: _Asked, opened: Opened, context: int) -> list[EngineWay]:
@@ -279,17 +298,27 @@ def _opened_peers(asked: _Asked, opened: Opened, context: int, told: Any) -> lis
     return open_peers(Source(locate(asked.target), opened, context, torch.get_num_threads(), draft), told)
 
 
-def _run(asked: _Asked, opened: Opened, prompts: Prompts, ways: list[EngineWay], peers: list[Peer]) -> Report:
+def _run(
+    asked: _Asked,
+    opened: Opened,
+    prompts: Prompts,
+    ways: list[EngineWay],
+    peers: list[Peer],
+    tracer: Tracer | None,
+) -> Report:
     from outrider.benching.foretelling import with_plan
     from outrider.benching.provenance import provenance
     from outrider.benching.report import Report, figures_of, share_after_end
     from outrider.benching.run import measure
     from outrider.planning.costs import verify_cost
+    from outrider.tracing.benched import without_warm_up
 
     cost = verify_cost(opened.model, max(asked.grid.batches))
     ready = [peer.way for peer in peers if peer.way is not None]
     with watching() as watcher:
-        outcome = measure([*ways, *ready], prompts, asked.grid, watcher.told)
+        outcome = measure([*ways, *ready], prompts, asked.grid, without_warm_up(tracer, watcher.told))
+    if tracer is not None:
+        tracer.stopped = outcome.partial
     cells = figures_of(outcome, asked.grid, cost)
     if asked.plan is not None:
         cells = with_plan(cells, asked.plan, asked.strategies, list(prompts), asked.target)

@@ -134,6 +134,12 @@ Json = Annotated[
     bool,
     _flag("--json", OUTPUT, "Print one JSON object on standard output; the text streams to standard error."),
 ]
+Trace = Annotated[
+    str | None,
+    _option(
+        OUTPUT, "Write every round, node by node, to a file of JSON lines; `outrider trace` shows it.", metavar="FILE"
+    ),
+]
 Quiet = Annotated[bool, _flag("--quiet", OUTPUT, "Print the text alone, or the JSON object alone.")]
 QuietChat = Annotated[bool, _flag("--quiet", OUTPUT, "Print the answers alone.")]
 

@@ -49,13 +49,14 @@ class Tracer:
 
     Attributes:
         recording: False while nothing is to be written down.
+        stopped: True if more was to be decoded.
 
     Raises:
         InvalidOption: the file cannot be written; at the end, if it could not be written to its end.
     """
 
     def __init__(self, path: str | Path, first: Mapping[str, Any]) -> None:
-        self.recording = True
+        self.recording, self.stopped = True, False
         self._path = str(path)
         self._failed: OSError | None = None
         self._num_texts = self._num_steps = self._num_rounds = self._num_tokens = 0
@@ -72,7 +73,7 @@ class Tracer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        how = "failed" if kind else "stopped" if self._followed else "finished"
+        how = "failed" if kind else "stopped" if self.stopped or self._followed else "finished"
         counts = {"texts": self._num_texts, "rounds": self._num_rounds, "tokens": self._num_tokens}
         self._write({"end": "stopped" if kind is KeyboardInterrupt else how, **counts})
         try:
