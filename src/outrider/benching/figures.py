@@ -28,6 +28,9 @@ COVERED = 0.95
 Cost = Callable[[float], float]
 """From the rows of a forward to what it costs, in any unit."""
 
+BatchCost = Callable[[float, int], float]
+"""The same from the rows and the sequences that they are of."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -129,12 +132,12 @@ class Total:
     rounds: Rounds | None = None
 
 
-def cells(runs: Iterable[Run], cost: Cost | None = None, seed: int = 0) -> list[Cell]:
+def cells(runs: Iterable[Run], cost: BatchCost | None = None, seed: int = 0) -> list[Cell]:
     """All cells for which there are runs: by temperature, batch and way, each kind and then all of them.
 
     Args:
         runs: of all ways.
-        cost: of the target's forwards by rows, for `predicted`; None leaves it out.
+        cost: of the target's forwards, for `predicted`; None leaves it out.
         seed: of the draws of the intervals.
     """
     found = []
@@ -150,7 +153,7 @@ def cells(runs: Iterable[Run], cost: Cost | None = None, seed: int = 0) -> list[
     return found
 
 
-def _cell(name: str, kind: str, runs: list[Run], cost: Cost | None, seed: int) -> Cell:
+def _cell(name: str, kind: str, runs: list[Run], cost: BatchCost | None, seed: int) -> Cell:
     own, plain = ([run for run in runs if run.way == wanted] for wanted in (name, PLAIN))
     rounds = [run.measured.rounds for run in own if run.measured.rounds is not None]
     both = paired(totals(own), totals(plain)) if name != PLAIN else []
@@ -171,7 +174,7 @@ def _cell(name: str, kind: str, runs: list[Run], cost: Cost | None, seed: int) -
         **(_of_rounds(sum(rounds, Rounds()), decoded) if rounds else {}),  # type: ignore[arg-type]
         speedup=quotient(both, seed),
         speedup_of_medians=_median_speed(own) / _median_speed(plain) if both else None,
-        predicted=None if cost is None or not rounds else quotient(expected(both, cost), seed),
+        predicted=None if cost is None or not rounds else quotient(expected(both, _of_batch(cost, job.batch)), seed),
         equality=_equality(own),
     )
 
@@ -280,6 +283,11 @@ def predicted_seconds(rounds: Rounds, plain: Rounds, cost: Cost) -> float:
     verifying = plain.seconds.verify / plain.rounds * (rounds.rounds + rounds.drafted)
     other = plain.seconds.other / plain.steps * rounds.steps
     return unit * _units(rounds, cost) + rounds.seconds.draft + verifying + other
+
+
+def _of_batch(cost: BatchCost, batch: int) -> Cost:
+    """Where fewer rows are left than there were sequences, some of them have ended."""
+    return lambda rows: cost(rows, min(batch, int(rows)))
 
 
 def _units(rounds: Rounds, cost: Cost) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.benching.asked import Prompts
-from outrider.benching.figures import Cell, Cost, cells
+from outrider.benching.figures import BatchCost, Cell, cells
 from outrider.benching.peers import Peer
 from outrider.benching.run import Grid, Outcome, Run
 from outrider.benching.ways import PLAIN, Rounds, Strategy
@@ -48,7 +48,7 @@ class Report:
     after_end: float = 0.0
 
 
-def figures_of(outcome: Outcome, grid: Grid, cost: Cost | None) -> tuple[Cell, ...]:
+def figures_of(outcome: Outcome, grid: Grid, cost: BatchCost | None) -> tuple[Cell, ...]:
     """The cells of what was measured."""
     return tuple(cells(outcome.runs, cost, grid.seed))
 

@@ -17,7 +17,7 @@
     "coupled": "The target's token was drawn and compared: 1 if this is the one. No coin is thrown.",
     "typical": "A lossy rule: 1 if the token is likely enough. No coin is thrown.",
   };
-  const NODES_PER_STRIP = 100; // rounds that are listed together
+  const STRIP = 100; // rounds that are listed together
   const MOST_BINS = 240;
   const ROW = 30, COLUMN = 98, BOX = 84, TALL = 22;
 
@@ -227,15 +227,33 @@
     drawn.observe(tree);
   };
 
+  const listPlain = (parent, first, last) => {
+    const line = add(add(parent, "div", undefined, "round"), "p");
+    add(line, "b", first === last ? `Round ${first}` : `Rounds ${first} to ${last}`);
+    line.append(": nothing drafted: ");
+    for (let number = first; number <= last; number++) {
+      for (const piece of roundOf(number).pieces) add(line, "span", inALine(piece), "plain");
+    }
+  };
+
+  const listStrip = (strip, start, end) => {
+    for (let number = start; number < end; number++) {
+      const first = number;
+      while (number < end && !roundOf(number).drafted && !roundOf(number).fault) number++;
+      if (number > first) listPlain(strip, first, number - 1);
+      if (number < end) listRound(strip, number);
+    }
+  };
+
   const listRounds = () => {
     const all = at("rounds");
     all.replaceChildren();
-    for (let start = 0; start < text.rounds.length; start += NODES_PER_STRIP) {
-      const end = Math.min(start + NODES_PER_STRIP, text.rounds.length);
+    for (let start = 0; start < text.rounds.length; start += STRIP) {
+      const end = Math.min(start + STRIP, text.rounds.length);
       const strip = add(all, "details");
       add(strip, "summary", `Rounds ${start} to ${end - 1}`);
       strip.ontoggle = () => {
-        for (let number = start; strip.open && strip.children.length <= end - start; number++) listRound(strip, number);
+        if (strip.open && strip.children.length === 1) listStrip(strip, start, end);
       };
       strip.open = start === 0;
     }
@@ -324,7 +342,10 @@
       add(entry, "dd", value ?? "-");
     }
     legend.replaceChildren();
-    data.origins.forEach((origin, i) => add(legend, "span", `${origin}, accepted`, "drafted", colour(i)));
+    data.origins.forEach((origin, i) => {
+      add(legend, "span", `${origin}, accepted`, "drafted", colour(i));
+      legend.append(" ");
+    });
     add(legend, "span", "the target's own", "target");
     at("prompt").textContent = text.prompt;
   };

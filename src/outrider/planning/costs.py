@@ -10,10 +10,12 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -26,51 +28,68 @@ from outrider.core import Block, Model
 from outrider.planning.machine import processor
 from outrider.storage import cache_folder
 
-FEW_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17)
-"""Rows of one sequence, where each tells: some kernels take a step every four or eight of them."""
+WIDTHS = (1, 2, 4, 8)
+"""Rows of each sequence in the forwards that are measured."""
 
-WIDTH = 8
-"""Rows per sequence of the wide round that is compared with a plain one."""
+WIDTHS_ALONE = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17)
+"""The same of one sequence, where each row tells: some kernels take a step every four or eight of them."""
+
+SIZES = (1, 4, 16, 64)
+"""Sequences in one forward; the largest that are wanted are measured too, beyond the last costs are extrapolated."""
 
 MOST_ROWS = 256
-"""Rows of the widest forward that is measured; beyond it costs are extrapolated."""
-
-MOST_SEQUENCES = 16
-"""Sequences that drafting is measured for, at most."""
+"""Rows of the widest forward that is measured."""
 
 LEAST_LEVEL = 0.01
 """Of drafting one token further, in plain rounds."""
 
+MOST_SEQUENCES = 16
+"""Sequences that drafting is measured for, at most."""
+
 REPEATS, SECONDS = 5, 2.0
-"""Forwards of each width, and seconds after which no more are begun: one of each is timed in any case."""
+"""Forwards of each kind, and seconds after which no more are begun: one of each is timed in any case."""
+
+NAME = re.compile("[1-9][0-9]{0,5}x[1-9][0-9]{0,5}")
+"""Of what was measured: sequences, and rows of each."""
 
 
 @dataclass(frozen=True)
 class VerifyCost:
-    """What a forward costs by its rows, those of all sequences together.
+    """What a forward costs, by its sequences and its rows.
 
     Args:
-        rows: [n] ascending, at least 2 of them.
-        units: [n] of a forward of rows[0] rows, the first 1.0, never falling.
+        curves: by the number of sequences, at least one, the rows of all of them together, ascending and at least two,
+            with the seconds of such a forward, never falling.
     """
 
-    rows: tuple[int, ...]
-    units: tuple[float, ...]
+    curves: Mapping[int, tuple[tuple[int, float], ...]]
 
-    def __call__(self, rows: float) -> float:
-        """Of so many rows, between and beyond those that were measured in straight lines."""
-        right = min(max(1, bisect_right(self.rows, rows)), len(self.rows) - 1)
-        (low, high), (least, most) = self.rows[right - 1 : right + 1], self.units[right - 1 : right + 1]
-        return least + (most - least) * (rows - low) / (high - low)
+    def __call__(self, rows: float, sequences: int = 1) -> float:
+        """Seconds with so many rows, in straight lines between and beyond what was measured."""
+        sizes = sorted(self.curves)
+        if sequences >= sizes[-1]:  # as many rows of fewer sequences
+            return _on(self.curves[sizes[-1]], rows)
+        above = bisect_right(sizes, sequences)
+        low, high = sizes[above - 1], sizes[above]
+        share = (sequences - low) / (high - low)
+        few, many = (_on(self.curves[size], rows / sequences * size) for size in (low, high))
+        return few + share * (many - few)
 
     def drafting(self, sequences: int) -> Callable[[float], float]:
         """From the nodes that each of so many sequences drafts to a forward's cost, in units of one without drafts."""
-        plain = self(sequences)
-        return lambda nodes: self((1 + nodes) * sequences) / plain
+        plain = self(sequences, sequences)
+        return lambda nodes: self((1 + nodes) * sequences, sequences) / plain
 
     def per_row(self, sequences: int = 1) -> float:
         """Of one more row of one sequence, at least 0, in units of what a plain round costs each of so many."""
-        return max(0.0, round((self(WIDTH * sequences) / self(sequences) - 1) / (WIDTH - 1), 2))
+        nodes = WIDTHS[-1] - 1
+        return max(0.0, round((self.drafting(sequences)(nodes) - 1) / nodes, 2))
+
+
+def _on(curve: tuple[tuple[int, float], ...], rows: float) -> float:
+    right = min(max(1, bisect_right(curve, rows, key=itemgetter(0))), len(curve) - 1)
+    (low, least), (high, most) = curve[right - 1 : right + 1]
+    return max(0.0, least + (most - least) * (rows - low) / (high - low))
 
 
 def verify_cost(model: Model, slots: int = 1) -> VerifyCost:
@@ -80,15 +99,33 @@ def verify_cost(model: Model, slots: int = 1) -> VerifyCost:
         model: anything that can be run.
         slots: sequences decoded together, at most.
     """
-    widest = min(MOST_ROWS, max(FEW_ROWS[-1], WIDTH * slots), model.context_length)
-    widths = sorted({1, *(width for width in (*FEW_ROWS, WIDTH**2) if width < widest), max(2, widest)})
     kept = _kept(model)
-    found = _read(kept)
-    if any(width not in found for width in widths):
-        found = dict(zip(widths, _medians([(model, width) for width in widths]), strict=True))
-        _write(kept, found)
-    seconds = list(accumulate((found[width] for width in sorted(found)), max))  # more rows never cost less
-    return VerifyCost(tuple(sorted(found)), tuple(each / seconds[0] for each in seconds))
+    found = {_shape(name): seconds for name, seconds in _read(kept).items()}
+    wanted = list(_shapes(slots, model.context_length))
+    if any(shape not in found for shape in wanted):
+        found |= dict(zip(wanted, _medians(model, wanted), strict=True))
+        _write(kept, {f"{size}x{width}": seconds for (size, width), seconds in found.items()})
+    return VerifyCost({size: _curve(found, size) for size in sorted({size for size, _ in found})})
+
+
+def _shapes(slots: int, context_length: int) -> Iterator[tuple[int, int]]:
+    """(sequences, rows of each) of the forwards that are measured."""
+    most = min(slots, SIZES[-1])
+    for size in sorted({*(size for size in SIZES if size < most), most}):
+        for width in WIDTHS_ALONE if size == 1 else WIDTHS:
+            if width <= max(2, min(context_length, MOST_ROWS // size)):
+                yield size, width
+
+
+def _shape(name: str) -> tuple[int, int]:
+    size, width = name.split("x")
+    return int(size), int(width)
+
+
+def _curve(found: dict[tuple[int, int], float], size: int) -> tuple[tuple[int, float], ...]:
+    widths = sorted(width for known, width in found if known == size)
+    rising = accumulate((found[size, width] for width in widths), max)  # more rows never cost less
+    return tuple((size * width, seconds) for width, seconds in zip(widths, rising, strict=True))
 
 
 @dataclass(frozen=True)
@@ -118,10 +155,11 @@ def level_cost(model: Model, draft: str, slots: int, measured: Callable[[int], f
         measured: from sequences to units, see `LevelCost`.
     """
     sizes, kept = sorted({1, min(slots, MOST_SEQUENCES)}), _kept(model, draft)
-    found = _read(kept)
-    if any(size not in found for size in sizes):
-        found |= {size: max(LEAST_LEVEL, round(measured(size), 2)) for size in sizes if size not in found}
-        _write(kept, found)
+    found = {_shape(name)[0]: units for name, units in _read(kept).items()}
+    missing = [size for size in sizes if size not in found]
+    if missing:
+        found |= {size: max(LEAST_LEVEL, round(measured(size), 2)) for size in missing}
+        _write(kept, {f"{size}x1": units for size, units in found.items()})
     return LevelCost(tuple(sorted(found)), tuple(found[size] for size in sorted(found)))
 
 
@@ -148,17 +186,18 @@ def _kept(model: Model, draft: str = "") -> Path | None:
     return cache_folder("costs") / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
-def _read(path: Path | None) -> dict[int, float]:
-    """Seconds by rows, or units by sequences; what cannot be read is measured again."""
+def _read(path: Path | None) -> dict[str, float]:
+    """Positive numbers by the name of what was measured; what cannot be read is measured again."""
     try:
         found = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
-        seconds = {int(rows): float(taken) for rows, taken in found.items()}
+        seconds = {name: float(taken) for name, taken in found.items()}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}
-    return seconds if all(rows > 0 and 0 < taken < 1e6 for rows, taken in seconds.items()) else {}
+    sound = all(NAME.fullmatch(name) and 0 < taken < 1e6 for name, taken in seconds.items())
+    return seconds if sound else {}
 
 
-def _write(path: Path | None, seconds: dict[int, float]) -> None:
+def _write(path: Path | None, seconds: dict[str, float]) -> None:
     """Keep them, if there is a place; without one they are measured in every run."""
     if path is None:
         return
@@ -169,17 +208,18 @@ def _write(path: Path | None, seconds: dict[int, float]) -> None:
         new.replace(path)
 
 
-def _medians(forwards: Iterable[tuple[Model, int]]) -> list[float]:
-    """Median seconds of each (model, number of rows), all in turn; the first turn warms up."""
-    each = [(model, width, model.new_cache(1, width), list[float]()) for model, width in forwards]
+def _medians(model: Model, shapes: Iterable[tuple[int, int]]) -> list[float]:
+    """Median seconds of forwards of each shape, all in turn; the first turn warms up."""
+    each = [(size, width, model.new_cache(size, width), list[float]()) for size, width in shapes]
     begun = perf_counter()
     for repeat in range(REPEATS + 1):
         if repeat > 1 and perf_counter() - begun > SECONDS:
             break
-        for model, width, room, taken in each:
-            row = torch.arange(width)[None]
+        for size, width, room, taken in each:
+            rows = torch.arange(width).repeat(size, 1)
+            block = Block(rows % model.vocab_size, rows, tuple(range(size)), (width,) * size)
             start = perf_counter()
-            model.forward(Block(row % model.vocab_size, row, (0,), (width,)), room)
+            model.forward(block, room)
             if repeat > 0:
                 taken.append(perf_counter() - start)
     return [median(taken) for _, _, _, taken in each]

@@ -49,8 +49,8 @@ far as its longest path. The stroke is the share of all drafts that reach so far
 <div id="positions"></div>"""
 
 ROUNDS = """<h2>Rounds</h2>
-<p class="key">Each draft as a tree, from the pending token on the left. Filled: accepted. Outlined: refused. Dashed: the
-rule did not come to it. With a double edge: the target's own next token.</p>
+<p class="key">Each draft as a tree, from the pending token on the left. Filled: accepted. Outlined: refused. Dashed:
+the rule did not come to it. With a double edge: the target's own next token.</p>
 <div id="rounds"></div>"""
 
 
@@ -105,10 +105,9 @@ def _embedded(data: Any) -> str:
 def _subtitle(trace: Trace) -> str:
     about = trace.about
     seed = "" if about.get("seed") is None else f"; seed {about['seed']}"
-    asked = ", ".join(f"{name} {json.dumps(value)}" for name, value in about["sampling"].items())
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     named = f"Precision {about['precision']}; drafter {about['drafter']}; rule {about['rule']}"
-    return f"{named}; {asked or 'greedy'}{seed}; {versions}"
+    return f"{named}{seed}; {versions}"
 
 
 def _warnings(trace: Trace) -> Iterable[str]:
@@ -177,11 +176,21 @@ def _text(number: int, text: TracedText, origins: list[str], rules: list[str]) -
             "accepted": _percent(own.acceptance_rate),
             "seconds": round(own.seconds.total, 3),
             "prompt": f"{about['prompt_tokens']} tokens, {about['prefill_seconds']:.3f} s",
+            "sampler": visible(_sampler(about["sampling"])),
             "ended by": visible(last or "not ended"),
         },
         "positions": [[_short(p.conditional), _short(p.cumulative)] for p in own.positions],
         "rounds": [_round(r, origins, rules) for r in text.rounds],
     }
+
+
+def _sampler(settings: dict[str, Any]) -> str:
+    """What is not as it is by default; logprobs are no part of the law."""
+    plain = {"temperature": 0, "top_p": 1, "repetition_penalty": 1}
+    changed = {k: v for k, v in settings.items() if k != "logprobs" and v and v != plain.get(k)}
+    return (
+        ", ".join(f"{k} {json.dumps(v)}" if k != "processor" else "a processor" for k, v in changed.items()) or "greedy"
+    )
 
 
 def _round(r: TracedRound, origins: list[str], rules: list[str]) -> list[Any]:
