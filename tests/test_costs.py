@@ -10,6 +10,7 @@ from outrider.drafters import ModelDrafter
 from outrider.planning.costs import (
     LEAST_LEVEL,
     MOST_ROWS,
+    REPEATS,
     SIZES,
     WIDTHS_ALONE,
     VerifyCost,
@@ -25,6 +26,10 @@ class Shaped(TableModel):
     """A toy with a shape, so that its costs can be kept."""
 
     config = ("layers", 2)
+
+
+ONE_LOOK = REPEATS + 1
+"""Forwards by which it is seen whether what is kept was measured on a busy machine."""
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +50,7 @@ def test_costs_are_measured_once_and_kept(kept):
     assert all(list(curve) == sorted(curve) for curve in found.curves.values())
     again = model()
     assert verify_cost(again, slots=2) == found
-    assert again.num_forwards == 0
+    assert again.num_forwards <= ONE_LOOK
     assert len(list(kept.iterdir())) == 1
 
 
@@ -56,7 +61,7 @@ def test_more_slots_than_were_measured_are_measured(kept):
     assert more.num_forwards > 0
     fewer = model()
     assert list(verify_cost(fewer).curves) == [1, 4, 6]  # what is known beyond is not forgotten
-    assert fewer.num_forwards == 0
+    assert fewer.num_forwards <= ONE_LOOK
 
 
 def test_another_shape_is_another_cost():
@@ -141,7 +146,6 @@ def test_what_a_level_costs_is_measured_once_for_few_and_for_many_sequences(kept
     assert level_cost(model(), "a head", 3, measured) == many
     assert asked == [1, 3]
     level_cost(model(), "another head", 1, lambda sequences: 0.0)
-    assert len(list(kept.iterdir())) == 2
     assert level_cost(model(), "another head", 1, measured)(1) == LEAST_LEVEL
 
 
@@ -150,3 +154,21 @@ def test_the_levels_of_a_real_drafter_are_timed_in_the_engine():
     drafter = ModelDrafter(model(), 2, capacity=64)
     assert level_units(target, drafter, 2, 3) > 0
     assert drafter.num_failed == 0
+
+
+def test_what_was_measured_on_a_busy_machine_is_measured_again(kept):
+    verify_cost(model())
+    level_cost(model(), "a head", 1, lambda sequences: 0.3)
+    (path,) = kept.iterdir()
+    busy = {name: 1000 * taken for name, taken in json.loads(path.read_text()).items()}
+    path.write_text(json.dumps(busy))
+    assert verify_cost(model())(1) < busy["1x1"] / 2
+    assert level_cost(model(), "a head", 1, lambda sequences: 0.2)(1) == 0.2
+
+
+def test_a_busy_machine_spoils_nothing_that_was_measured_before(kept):
+    verify_cost(model())
+    (path,) = kept.iterdir()
+    quiet = {name: taken / 1000 for name, taken in json.loads(path.read_text()).items()}
+    path.write_text(json.dumps(quiet))
+    assert verify_cost(model())(1) == quiet["1x1"]

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outrider.certifying import Certificate, certify
     from outrider.core import Block, Draft, Drafter, Model, Output, Sequence
     from outrider.engine import Engine
     from outrider.errors import OutriderError
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Block": "core",
+    "Certificate": "certifying",
     "Draft": "core",
     "Drafter": "core",
     "Engine": "engine",
@@ -31,12 +33,14 @@ _HOMES = {
     "Sequence": "core",
     "Stats": "stats",
     "TextEngine": "generation",
+    "certify": "certifying",
     "custom_generate": "generate_hook",
     "load": "loading",
 }
 
 __all__ = [
     "Block",
+    "Certificate",
     "Draft",
     "Drafter",
     "Engine",
@@ -49,6 +53,7 @@ __all__ = [
     "Sequence",
     "Stats",
     "TextEngine",
+    "certify",
     "custom_generate",
     "load",
 ]

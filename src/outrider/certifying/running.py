@@ -81,8 +81,8 @@ class _Noted:
 
 
 @contextmanager
-def changed(engine: Engine, **attributes: Any) -> Iterator[None]:
-    """The engine with another rule, pace or the like, and as it was afterwards."""
+def changed(engine: Any, **attributes: Any) -> Iterator[None]:
+    """An engine, or anything else, with other attributes, such as the rule or the pace, and as it was afterwards."""
     before = {name: getattr(engine, name) for name in attributes}
     try:
         for name, value in attributes.items():

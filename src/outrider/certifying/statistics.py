@@ -91,7 +91,9 @@ class Uniforms:
         return two_sided(float((centred[1:] * centred[:-1]).sum()) * 12 / math.sqrt(len(centred) - 1))
 
     def distance_in_cells(self) -> float:
-        """Total variation between the shares of `CELLS` equal cells and what they should be."""
+        """Total variation between the shares of `CELLS` equal cells and what they should be; 1 without values."""
+        if not self.values:
+            return 1.0
         counts = np.bincount((np.asarray(self.values) * CELLS).astype(int).clip(0, CELLS - 1), minlength=CELLS)
         return float(abs(counts / len(self.values) - 1 / CELLS).sum()) / 2
 

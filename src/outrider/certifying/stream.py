@@ -72,7 +72,7 @@ class Figures:
         """A token at a spot whose law is `target_row` [V]."""
         q = target_row.astype(np.float64)
         q /= q.sum()
-        self.impossible += q[token] == 0
+        self.impossible += int(q[token] == 0)
         self.likely.add(rank(q, q, token, dice.random()))
         scores = _scores(spot, q)
         if scores is None:

@@ -14,6 +14,7 @@ LATER = {
     "bench": ("bench", "bench"),
     "train": ("train", "train"),
     "convert": ("convert", "convert"),
+    "certify": ("certify", "certify"),
 }
 """Name -> module in here, and what it has under which name: a function, or a `typer.Typer` of several commands."""
 

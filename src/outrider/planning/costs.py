@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -49,8 +48,14 @@ MOST_SEQUENCES = 16
 REPEATS, SECONDS = 5, 2.0
 """Forwards of each kind, and seconds after which no more are begun: one of each is timed in any case."""
 
-NAME = re.compile("[1-9][0-9]{0,5}x[1-9][0-9]{0,5}")
-"""Of what was measured: sequences, and rows of each."""
+FORWARD = re.compile("[1-9][0-9]{0,5}x[1-9][0-9]{0,5}")
+"""Name of a forward that is kept: sequences, and rows of each."""
+
+KEPT = re.compile(FORWARD.pattern + "|level [0-9a-f]{16} [1-9][0-9]{0,5}")
+"""Of that, or of drafting one token further: the drafter and the sequences."""
+
+DISTURBED = 0.3
+"""What is kept was measured while the machine did other things if a forward takes less now by this share."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +105,13 @@ def verify_cost(model: Model, slots: int = 1) -> VerifyCost:
         slots: sequences decoded together, at most.
     """
     kept = _kept(model)
-    found = {_shape(name): seconds for name, seconds in _read(kept).items()}
-    wanted = list(_shapes(slots, model.context_length))
+    found, wanted = _forwards(_read(kept)), list(_shapes(slots, model.context_length))
+    if found and _least(model, [(1, 1)])[0] < (1 - DISTURBED) * found[1, 1]:
+        found = {}
+        _write(kept, {})
     if any(shape not in found for shape in wanted):
-        found |= dict(zip(wanted, _medians(model, wanted), strict=True))
-        _write(kept, {f"{size}x{width}": seconds for (size, width), seconds in found.items()})
+        found |= dict(zip(wanted, _least(model, wanted), strict=True))
+        _write(kept, _read(kept) | {f"{size}x{width}": seconds for (size, width), seconds in found.items()})
     return VerifyCost({size: _curve(found, size) for size in sorted({size for size, _ in found})})
 
 
@@ -117,9 +124,11 @@ def _shapes(slots: int, context_length: int) -> Iterator[tuple[int, int]]:
                 yield size, width
 
 
-def _shape(name: str) -> tuple[int, int]:
-    size, width = name.split("x")
-    return int(size), int(width)
+def _forwards(kept: dict[str, float]) -> dict[tuple[int, int], float]:
+    """Of all that is kept, seconds by (sequences, rows of each); nothing without the plainest."""
+    shapes = {tuple(map(int, name.split("x"))): seconds for name, seconds in kept.items() if FORWARD.fullmatch(name)}
+    found = {(size, width): seconds for (size, width), seconds in shapes.items()}
+    return found if (1, 1) in found else {}
 
 
 def _curve(found: dict[tuple[int, int], float], size: int) -> tuple[tuple[int, float], ...]:
@@ -154,13 +163,18 @@ def level_cost(model: Model, draft: str, slots: int, measured: Callable[[int], f
         slots: sequences decoded together, at most.
         measured: from sequences to units, see `LevelCost`.
     """
-    sizes, kept = sorted({1, min(slots, MOST_SEQUENCES)}), _kept(model, draft)
-    found = {_shape(name)[0]: units for name, units in _read(kept).items()}
-    missing = [size for size in sizes if size not in found]
+    kept, drafter = _kept(model), hashlib.sha256(draft.encode()).hexdigest()[:16]
+    all_kept, names = _read(kept), {f"level {drafter} {size}": size for size in {1, min(slots, MOST_SEQUENCES)}}
+    missing = {name: max(LEAST_LEVEL, round(measured(names[name]), 2)) for name in names.keys() - all_kept.keys()}
     if missing:
-        found |= {size: max(LEAST_LEVEL, round(measured(size), 2)) for size in missing}
-        _write(kept, {f"{size}x1": units for size, units in found.items()})
-    return LevelCost(tuple(sorted(found)), tuple(found[size] for size in sorted(found)))
+        _write(kept, all_kept | missing)
+    prefix = f"level {drafter} "
+    found = sorted(
+        (int(name.removeprefix(prefix)), units)
+        for name, units in (all_kept | missing).items()
+        if name.startswith(prefix)
+    )
+    return LevelCost(tuple(size for size, _ in found), tuple(units for _, units in found))
 
 
 def fingerprint(model: Model) -> dict[str, Any]:
@@ -178,11 +192,11 @@ def fingerprint(model: Model) -> dict[str, Any]:
     }
 
 
-def _kept(model: Model, draft: str = "") -> Path | None:
-    """Where the costs of a model, or of drafts for it, are kept; None for a model whose shape is not known."""
+def _kept(model: Model) -> Path | None:
+    """Where the costs of a model and of drafts for it are kept; None for a model whose shape is not known."""
     if getattr(model, "config", None) is None:
         return None
-    text = json.dumps({**fingerprint(model), **({"draft": draft} if draft else {})}, sort_keys=True)
+    text = json.dumps(fingerprint(model), sort_keys=True)
     return cache_folder("costs") / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
@@ -193,7 +207,7 @@ def _read(path: Path | None) -> dict[str, float]:
         seconds = {name: float(taken) for name, taken in found.items()}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}
-    sound = all(NAME.fullmatch(name) and 0 < taken < 1e6 for name, taken in seconds.items())
+    sound = all(KEPT.fullmatch(name) and 0 < taken < 1e6 for name, taken in seconds.items())
     return seconds if sound else {}
 
 
@@ -208,8 +222,8 @@ def _write(path: Path | None, seconds: dict[str, float]) -> None:
         new.replace(path)
 
 
-def _medians(model: Model, shapes: Iterable[tuple[int, int]]) -> list[float]:
-    """Median seconds of forwards of each shape, all in turn; the first turn warms up."""
+def _least(model: Model, shapes: Iterable[tuple[int, int]]) -> list[float]:
+    """Least seconds of forwards of each shape, all in turn, the first turn apart: other programs only ever add."""
     each = [(size, width, model.new_cache(size, width), list[float]()) for size, width in shapes]
     begun = perf_counter()
     for repeat in range(REPEATS + 1):
@@ -222,4 +236,4 @@ def _medians(model: Model, shapes: Iterable[tuple[int, int]]) -> list[float]:
             model.forward(block, room)
             if repeat > 0:
                 taken.append(perf_counter() - start)
-    return [median(taken) for _, _, _, taken in each]
+    return [min(taken) for _, _, _, taken in each]

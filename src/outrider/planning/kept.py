@@ -8,10 +8,11 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import outrider
 from outrider.errors import CheckpointError
 from outrider.models.locate import EMBEDDED_NAME, SHIPPED_HEAD, embedded_path
 from outrider.planning.emit import parts_of
@@ -80,7 +81,7 @@ def this_machine(threads: int | None = None) -> dict[str, Any]:
         "cores": usable,
         "threads": str(threads or os.environ.get("OMP_NUM_THREADS") or "torch's choice"),
         "torch": _version("torch"),
-        "outrider": _version("outrider"),
+        "outrider": outrider.__version__,
     }
 
 
@@ -174,7 +175,12 @@ def _changed(held: dict[str, Any], here: dict[str, Any]) -> str:
 
 
 def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
+    """Of a package that is installed, from the name of the folder beside it that describes it; "" if there is none.
+
+    `importlib.metadata` would say the same, but importing it takes a tenth of the time in which a plan is shown.
+    """
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
         return ""
+    described = Path(spec.origin).parents[1].glob(f"{package}-*.dist-info")
+    return next((folder.name.removesuffix(".dist-info").partition("-")[2] for folder in described), "")

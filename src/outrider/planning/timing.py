@@ -271,8 +271,8 @@ def level_units(model: Model, drafter: Drafter, sequences: int, nodes: int) -> f
     engine = Engine(model, drafter, rule, given, slots=sequences, context_length=length)
     prompt = tuple(token % model.vocab_size for token in range(min(PROBE_PROMPT, length // 2)))
     timed = list(steps(engine, given, Batch(prompt, 0.0, sequences), [(0,) * sequences, (nodes,) * sequences]))
-    plain = median(each.draft + each.target + each.other for each in timed if not any(each.wanted))
-    return median(each.draft / max(each.depth, 1) for each in timed if any(each.wanted)) / plain
+    plain = min(each.draft + each.target + each.other for each in timed if not any(each.wanted))
+    return min(each.draft / max(each.depth, 1) for each in timed if any(each.wanted)) / plain
 
 
 def _by_depth(timed: Iterable[Timed]) -> tuple[tuple[int, ...], tuple[float, ...]]:

@@ -30,7 +30,7 @@ def _heading(trace: Trace) -> list[str]:
     named = f"{about.get('target') or 'a target'} at {about['precision']}, drafter {about['drafter']}"
     texts = f"{len(trace.texts)} text{'' if len(trace.texts) == 1 else 's'}"
     counts = f"{texts}, {whole.rounds} rounds, {whole.tokens} tokens: {_number(whole.tokens_per_round)} per round"
-    heading = [f"{named}\n{counts}; {trace.ending}"]
+    heading = [f"{visible(named)}\n{counts}; {trace.ending}"]
     if trace.ending == EARLY:
         heading.append("The file ends early: how the run went on is not known.")
     return heading
