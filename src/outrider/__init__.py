@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from outrider.loading import load
     from outrider.options import Sampling
     from outrider.stats import Stats
+    from outrider.tracing.recording import trace
 
 __version__ = "0.1.0"
 
@@ -36,6 +37,7 @@ _HOMES = {
     "certify": "certifying",
     "custom_generate": "generate_hook",
     "load": "loading",
+    "trace": "tracing.recording",
 }
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "certify",
     "custom_generate",
     "load",
+    "trace",
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -176,7 +177,7 @@ def _given(run: Callable[[int, bool | None], _FirstCoins], x: int, size: int) ->
     """[size] the law of the first token if x was drafted."""
     found, seen = np.zeros(size), run(x, None)
     if seen.law is not None:  # it draws the target's own token first, whatever the draft
-        return seen.law / seen.law.sum()
+        return np.asarray(seen.law / seen.law.sum())
     if seen.chance < 1:
         rest = run(x, False).law
         assert rest is not None
@@ -205,8 +206,6 @@ def _distance(found: Law, wanted: Law) -> float:
 
 def _run(rule: Rule, draft: Draft, target_probs: Law, accepts: bool | None) -> _FirstCoins:
     coins = _FirstCoins(accepts)
-    try:
+    with suppress(_Seen):
         rule.verify(draft, target_probs, coins, 0)
-    except _Seen:
-        pass
     return coins

@@ -1,4 +1,4 @@
-"""Tier "law": the exact output law of the shipped rule on real rows, the coins at their edges, and the rows themselves."""
+"""Tier "law": the exact output law of the shipped rule on real rows, the coins at their edges, the rows themselves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Harvest:
     def __init__(self, rule: Rule, every: int, most: int, whole: int) -> None:
         self.rule, self._every, self._most, self._whole = rule, every, most, whole
         self.problems: list[Problem] = []
-        self.firsts: list[tuple[str, Proposal, Law, Law | None, int]] = []
+        self.firsts: list[tuple[str, tuple[Proposal, Law, Law | None, int]]] = []
         self._seen = 0
 
     def add(self, draft: Draft, target_probs: Law, position: str) -> None:
@@ -43,7 +43,7 @@ class Harvest:
         if self._seen % self._every == 0 and len(self.problems) < self._most:
             self.problems.append(problem_of(draft, target_probs, position))
         if self._seen % self._every == 0 and len(self.firsts) < self._whole:
-            self.firsts.append((position, draft.proposal, target_probs[:2].copy(), draft.law(0), draft.tokens[0]))
+            self.firsts.append((position, (draft.proposal, target_probs[:2].copy(), draft.law(0), draft.tokens[0])))
 
     def checks(self, coins: Coins) -> tuple[list[Check], list[Check]]:
         """Checks and controls; none without a draft, but for the coins."""
@@ -53,7 +53,7 @@ class Harvest:
         worst = int(np.argmax(errors))
         mean = f"all outcomes of {len(errors)} rounds, in float64, on small vocabularies; mean {np.mean(errors):.2g}"
         checks = [_within("total variation of a round", errors[worst], mean, self.problems[worst].position)]
-        firsts = [first_token_error(self.rule, *rest) for _, *rest in self.firsts]
+        firsts = [first_token_error(self.rule, *first) for _, first in self.firsts]
         if firsts:
             words = f"{len(firsts)} first tokens, as shipped, on the whole vocabulary"
             place = self.firsts[int(np.argmax(firsts))][0]

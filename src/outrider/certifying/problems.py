@@ -14,7 +14,7 @@ import numpy as np
 from outrider.core import Coins, Draft, Law, Proposal
 from outrider.tree import depths
 
-SIZE = 5
+SIZE = 4
 """Tokens of a problem's vocabulary, the one for all others included."""
 
 MOST_NODES, MOST_DRAWN, MOST_CHILDREN, DEEPEST = 4, 3, 2, 3
@@ -144,7 +144,7 @@ def _in_small(row: Law, alphabet: list[int]) -> Law:
     small[: len(alphabet)] = whole[alphabet]
     if len(alphabet) < len(row):
         small[-1] = max(0.0, whole.sum() - small.sum())
-    return small / small.sum()
+    return np.asarray(small / small.sum())
 
 
 def _node(draft: Draft, number: int, kept: list[int], depth: int, alphabet: list[int]) -> Node:

@@ -1,4 +1,4 @@
-"""Plain decoding, apart from the engine: logits and laws of a text from a fresh prefill, and how far rounding reaches."""
+"""Plain decoding, apart from the engine: logits and laws of a text from a fresh prefill; how far rounding reaches."""
 
 from __future__ import annotations
 

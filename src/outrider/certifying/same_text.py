@@ -33,6 +33,7 @@ class Listener:
     seen: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def __call__(self, token_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+        """See `Sampling.processor`."""
         self.seen[tuple(token_ids)] = hash(logits.cpu().numpy().tobytes())
         return logits if self.inner is None else self.inner(token_ids, logits)
 

@@ -24,6 +24,7 @@ ALPHA = FALSE_ALARMS / NUM_TESTS
 
 FEWEST_DRAFTED = 30
 COIN_BITS = 64
+SPOILT = "takes the token that the draft favours least"
 VISIBLE = 6.0
 """Standard deviations by which a planted fault must be expected to move a figure, or its figure is not asked for."""
 
@@ -87,16 +88,23 @@ class Figures:
 
 
 def _scores(spot: Spot, q: Law) -> Law | None:
-    """[V] p / q, above 1 for what the draft favours; None without a draft."""
+    """[V] p / q, above 1 for what the draft favours; for a draft that was chosen, 2 and q; None without a draft."""
     if spot.law is not None:
         p = spot.law.astype(np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(p > 0, (p / p.sum()) / q, 0.0)
+            return np.asarray(np.where(p > 0, (p / p.sum()) / q, 0.0))
     if not spot.chosen:
         return None
-    scores = np.zeros(len(q))
+    scores: Law = q.copy()
     scores[list(spot.chosen)] = 2.0
     return scores
+
+
+def _last(spot: Spot, target_row: Law) -> int:
+    """The possible token that stands last in the order of the ranks; the least likely one without a draft."""
+    q = target_row.astype(np.float64)
+    scores = _scores(spot, q)
+    return int(np.where(q > 0, q if scores is None else scores, np.inf).argmin())
 
 
 def _furthest(spot: Spot, q: Law) -> float:
@@ -120,7 +128,7 @@ class Stream:
     def __init__(self, seed: int, *, ratios: bool, confidence: float, distance: float) -> None:
         self._dice, self._ratios = np.random.default_rng([seed, 9]), ratios
         self._confidence, self._distance = confidence, distance
-        self.found, self.favouring, self.greedy = Figures(), Figures(), Figures()
+        self.found, self.favouring, self.spoilt = Figures(), Figures(), Figures()
         self.drawn, self.agreements, self.num_bits = Uniforms(), dict[str, int](), dict[str, int]()
         self.first_impossible = ""
         self._before: list[bool] = []
@@ -162,10 +170,8 @@ class Stream:
         self.found.add(spot, spot.token, target_row, self._dice)
         if self.found.impossible and not self.first_impossible:
             self.first_impossible = position
-        if not starts:
-            return
-        self.greedy.add(spot, int(spot.row.argmax()), target_row, self._dice)
-        if spot.law is not None or spot.chosen:
+        self.spoilt.add(spot, _last(spot, target_row), target_row, self._dice)
+        if starts and (spot.law is not None or spot.chosen):
             self.favouring.add(spot, self._kept_anyway(spot), target_row, self._dice)
 
     def _kept_anyway(self, spot: Spot) -> int:
@@ -194,7 +200,9 @@ class Stream:
         if self.drawn.values:
             p = self.drawn.p_value()
             far = self.drawn.distance()
-            words = f"{len(self.drawn.values):,} drawn tokens against the laws they are said to be drawn from: KS {far:.3f}"
+            words = (
+                f"{len(self.drawn.values):,} drawn tokens against the laws they are said to be drawn from: KS {far:.3f}"
+            )
             checks.append(Check("drafted tokens", p, ALPHA, p >= ALPHA, words))
         if drafts:
             count, enough = found.shift.count, found.shift.count >= FEWEST_DRAFTED
@@ -211,9 +219,9 @@ class Stream:
         bound, most = far + room, self._distance
         words = f"total variation on {CELLS} cells: {far:.4f} counted, at most {bound:.4f} at {self._confidence:.2%}"
         check = Check("bound on the total variation", bound, most, bound <= most, words)
-        control = self.greedy.ordered
+        control = self.spoilt.ordered
         seen = control.distance_in_cells() - slack(len(control.values), self._confidence)
-        planted = Check("takes the likeliest token", seen, 0.0, seen > 0, f"total variation at least {seen:.3f}")
+        planted = Check(SPOILT, seen, 0.0, seen > 0, f"total variation at least {seen:.3f}")
         claim = "put into a vocabulary of four, the tokens' average law is the target's up to the bound"
         return Tier("small", claim, (check,), (planted,), f"{count:,} tokens")
 
@@ -229,7 +237,7 @@ class Stream:
         return (2 * self.agreements[name] - self.num_bits[name]) / sqrt(self.num_bits[name])
 
     def _controls(self) -> list[Check]:
-        controls, name = [_control("takes the likeliest token", self.greedy)], "keeps every drafted token"
+        controls, name = [_control(SPOILT, self.spoilt)], "keeps every drafted token"
         expected = self.favouring.distance / sqrt(self.favouring.shift.variance) if self.favouring.shift.variance else 0
         if expected >= VISIBLE:
             controls.append(_control(name, self.favouring))

@@ -25,6 +25,9 @@ UNITS = {
     "timing": "batches",
     "timing drafts": "batches",
     "walking rounds": "tokens",
+    "decoding": "tokens",
+    "exact laws": "rounds",
+    "same text": "texts",
 }
 """What is counted, by stage; while something is loaded, layers."""
 
