@@ -41,7 +41,8 @@ def _print_summary(file: str) -> None:
 
     console = Console(markup=False, emoji=False, highlight=False)
     for content in summary(read_trace(file, "file")):
-        console.print(Text(visible(content)) if isinstance(content, str) else content, soft_wrap=True)
+        shown = Text(visible(content)) if isinstance(content, str) else content
+        console.print(shown, soft_wrap=isinstance(shown, Text))
 
 
 def _write_page(file: str, html: str) -> None:

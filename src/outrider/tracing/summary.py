@@ -13,7 +13,7 @@ from outrider.tracing.reading import EARLY
 from outrider.tracing.traced import Trace, TracedRound
 
 NUM_SLOWEST = 5
-MOST_POSITIONS = 8
+MOST_POSITIONS = 7
 NOTHING = "-"
 DEFINITIONS = """Tokens per round count the target's own next token. By position: of the drafts of which all before was
 accepted, the share of which this token was too; a tree reaches as far as its longest path."""
@@ -51,7 +51,7 @@ def _acceptance(drafted: dict[str, Figures]) -> list[Table]:
     if not drafted["all"].rounds:
         return []
     longest = min(max(len(each.positions) for each in drafted.values()), MOST_POSITIONS)
-    table = _table("rounds with a draft", "rounds", "drafted", "accepted", *map(str, range(1, longest + 1)))
+    table = _table("drafts", "rounds", "drafted", "accepted", *map(str, range(1, longest + 1)))
     for name, each in drafted.items():
         places = [_percent(place.conditional) for place in each.positions[:longest]]
         places += [NOTHING] * (longest - len(places))
@@ -62,23 +62,23 @@ def _acceptance(drafted: dict[str, Figures]) -> list[Table]:
 
 def _slowest(trace: Trace) -> list[Table]:
     found = [(number, place, r) for number, text in enumerate(trace.texts) for place, r in enumerate(text.rounds)]
-    table = _table("slowest rounds", "text", "ms", *PARTS, "drafted", "accepted", "text made")
+    table = _table("slowest", "text", "ms", *PARTS, "kept", "new text")
     for number, place, r in sorted(found, key=lambda each: -each[2].seconds.total)[:NUM_SLOWEST]:
         parts = [f"{1000 * getattr(r.seconds, part):.1f}" for part in ("total", *PARTS)]
-        table.add_row(str(place), str(number), *parts, str(len(r.nodes)), str(r.num_accepted), _made(r))
+        table.add_row(f"round {place}", str(number), *parts, f"{r.num_accepted} of {len(r.nodes)}", _made(r))
     return [table] if found else []
 
 
 def _made(r: TracedRound) -> Text:
     text = visible("".join(token.text for token in r.tokens)).replace("\n", "\\n").replace("\t", "\\t")
-    return Text(text if len(text) <= 24 else text[:23] + "…")
+    return Text(text if len(text) <= 20 else text[:19] + "…")
 
 
 def _table(first: str, *others: str) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column(first)
     for heading in others:
-        table.add_column(heading, justify="left" if heading == "text made" else "right")
+        table.add_column(heading, justify="left" if heading == "new text" else "right")
     return table
 
 
