@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import signal
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from checkpoints import byte_level_tokenizer, save_folder, save_tokenizer, tiny_model
 from outrider.benching.asked import Prompt, built_in, check_built_in, check_lengths, from_file
 from outrider.benching.figures import ALL, Interval, cells, expected, paired, predicted_seconds, quotient, totals
-from outrider.benching.foretelling import check_fit, read_plan, with_plan
+from outrider.benching.foretelling import check_here, check_precision, read_plan, with_plan
 from outrider.benching.peers import Source, open_peers
 from outrider.benching.prompts import PROMPTS
 from outrider.benching.run import Grid, Job, Run, asked_of, first_difference, groups, in_turn, jobs, measure
@@ -34,6 +35,7 @@ from outrider.engine import Engine
 from outrider.errors import DrafterWarning, InvalidOption
 from outrider.models.opening import open_model
 from outrider.planning import plan as planning
+from outrider.planning.kept import this_machine, this_model
 from outrider.planning.pace import FixedPace
 from outrider.rounds import Seconds
 from outrider.rules import RULES
@@ -487,7 +489,7 @@ def test_without_rounds_nothing_is_predicted():
 
 
 def a_plan(tmp_path, *found, target="toy"):
-    plan = planning.Plan({"target": target}, {}, {}, "float32", 3, cells=found)
+    plan = planning.Plan({"target": target}, this_machine(), this_model(target), "float32", 3, cells=found)
     path = tmp_path / "plan.json"
     path.write_text(planning.to_json(plan))
     return read_plan(path)
@@ -510,13 +512,34 @@ def test_what_a_plan_foretold_stands_beside_all_kinds(tmp_path):
 
 def test_a_plan_of_something_else_is_refused(tmp_path):
     plan = a_plan(tmp_path)
-    check_fit(plan, "toy", "float32")
-    with pytest.raises(InvalidOption, match="plan is 'for target toy'; allowed: one for target other"):
-        check_fit(plan, "other", "float32")
+    check_here(plan, "toy", None)
+    check_precision(plan, "float32")
+    with pytest.raises(InvalidOption, match=r"plan is 'for target toy'; allowed: one for target other\. Make one"):
+        check_here(plan, "other", None)
     with pytest.raises(InvalidOption, match="one for precision q4"):
-        check_fit(plan, "toy", "q4")
-    (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(InvalidOption, match="a plan as JSON"):
+        check_precision(plan, "q4")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"machine": {**this_machine(), "processor": "Other"}}, r"of another machine \(processor Other, here "),
+        ({"machine": {**this_machine(), "outrider": "0.0.1"}}, r"of another machine \(outrider 0\.0\.1, here "),
+        ({"machine": {**this_machine(), "threads": "77"}}, r"of another machine \(threads 77, here "),
+        ({"model": {"model.safetensors": [1, 2]}}, r"of another model \(model\.safetensors is another one\)"),
+    ],
+)
+def test_a_plan_of_another_machine_version_or_model_is_refused(changes, message, tmp_path):
+    with pytest.raises(InvalidOption, match=rf"plan is .{message}.*; allowed: one of this machine.* Make one"):
+        check_here(replace(a_plan(tmp_path), **changes), "toy", None)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "null", '{"version": 0}', "\udcff", 100_000 * "[", '{"version": 1, "machine": 3}']
+)
+def test_what_is_no_plan_is_refused(text, tmp_path):
+    (tmp_path / "plan.json").write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(InvalidOption, match=r"plan is .*; allowed: a plan as JSON\..*Make one"):
         read_plan(tmp_path / "plan.json")
 
 

@@ -31,6 +31,7 @@ from outrider.benching.words import between, equal, seconds, setting, speedup
 from outrider.cli.app import app
 from outrider.errors import InvalidOption
 from outrider.planning import plan as planning
+from outrider.planning.kept import this_machine, this_model
 from outrider.rounds import Seconds
 
 HOSTILE = "</pre><script>alert('1')</script><img src=http://x/y onerror=\"f()\"> & \x1b[31m \u202e"
@@ -80,7 +81,7 @@ def report(*, partial=False, differs=None, broken=0, kinds=("chat", "summarise",
         {kind: [Prompt(HOSTILE, (1, 2)), Prompt("two\nlines", (3,))] for kind in kinds},
         Grid(max_new_tokens=4),
         Outcome(runs, partial, {"openvino": f"RuntimeError: {HOSTILE}"}),
-        tuple(cells(runs, lambda rows: 1 + rows / 10)),
+        tuple(cells(runs, lambda rows, batch: 1 + rows / 10)),
         {"command": f"outrider bench --prompts {HOSTILE}", "machine": {"processor": "a", "threads": 2}, "date": "now"},
         peers,
         0.25,
@@ -369,7 +370,9 @@ def test_the_command_writes_tables_json_and_a_page(folder, tmp_path):
     interval = planning.Interval(1.0, 1.5, 2.0)
     foretold = planning.Cell("ngram", 3, 0.8, 2, interval, interval)
     (tmp_path / "plan.json").write_text(
-        planning.to_json(planning.Plan({"target": folder}, {}, {}, "float32", 1, cells=(foretold,)))
+        planning.to_json(
+            planning.Plan({"target": folder}, this_machine(), this_model(folder), "float32", 1, cells=(foretold,))
+        )
     )
     found = bench(folder, *SMALL, "--batch", 1, "--batch", 2, "--num-draft-tokens", 3, "--repeats", 2, *files)
     assert found.exit_code == 0, found.output
@@ -453,6 +456,35 @@ def test_prompts_longer_than_the_context_are_named(folder):
     assert found.exit_code == 2
     said = " ".join(found.stderr.split())
     assert re.search(r"--prompts is '\d+ tokens in prompt \d+ of kind summarise'; allowed: at most 112", said), said
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"prompt": "one"}\n{"prompt": 2}\n', "1 of 2 lines are broken: line 2: "),
+        ('{"prompt": "one"\n', "1 of 1 lines are broken: line 1: "),
+        ('{"prompt": "' + 600 * "long " + '"}\n', "tokens in prompt 1 of kind own'; allowed: at most 504: a context"),
+    ],
+)
+def test_own_prompts_that_cannot_be_used_are_refused_in_one_line(text, words, folder, tmp_path):
+    (tmp_path / "own.jsonl").write_text(text)
+    found = bench(folder, "--prompts", tmp_path / "own.jsonl", "--drafter", "ngram")
+    assert found.exit_code == 2, found.output
+    assert found.stdout == ""
+    (line,) = found.stderr.splitlines()
+    assert line.startswith("Error: --prompts is ")
+    assert words in line
+
+
+def test_a_plan_of_another_machine_is_refused_before_a_model_is_loaded(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("outrider.models.opening.open_model", lambda *_: pytest.fail("a model was loaded"))
+    other = {**this_machine(), "processor": "Other 3000"}
+    plan = planning.Plan({"target": folder}, other, this_model(folder), "float32", 1)
+    (tmp_path / "plan.json").write_text(planning.to_json(plan))
+    found = bench(folder, "--plan", tmp_path / "plan.json")
+    assert found.exit_code == 2, found.output
+    (line,) = found.stderr.splitlines()
+    assert line.startswith("Error: --plan is 'of another machine (processor Other 3000, here ")
 
 
 def test_a_batch_that_prompts_do_not_fill_is_refused(folder):

@@ -47,9 +47,13 @@ def typed(*arguments):
 
 
 def refused(*arguments):
+    """The one line that says why."""
     found = typed(*arguments)
     assert found.exit_code == 2, found.output
-    return " ".join(found.output.split())
+    assert found.stdout == ""
+    line = found.stderr.splitlines()[-1]
+    assert line.startswith("Error: ")
+    return line
 
 
 def shown(*arguments):
@@ -105,7 +109,11 @@ def test_the_formulas_as_json():
         (("--batch", "5000"), "--batch is 5000; allowed: 1 to 1024"),
         (("--max-new-tokens", "1"), "--max-new-tokens is 1; allowed: a whole number, 2 or more"),
         (("--emit", "tgi"), "--emit is 'tgi'; allowed: vllm, sglang, llama.cpp"),
-        (("--plot", "no/such/folder.png"), "allowed: a file in a folder that exists"),
+        (("--plot", "no/such/folder.png"), "allowed: a file in a folder that exists. Make the folder"),
+        (("--plot", "picture.xyz"), "--plot is 'picture.xyz'; allowed: a file that ends in .png, .svg, .pdf, .jpg"),
+        (("--plot", "."), "--plot is '.'; allowed: a file that ends in .png"),
+        (("--alpha", "0.5", "--cost-ratio", "nan"), "--cost-ratio is nan; allowed: 0 or more"),
+        (("--temperature", "nan"), "--temperature is nan; allowed: 0 or more"),
         (("--drafter", "magic"), "--drafter is 'magic'; allowed: none, ngram"),
         (("--drafter", "none"), "--drafter is 'none'; allowed: one that drafts"),
         (("--drafter", "suffix:depth=1"), "an option of the drafter suffix is 'depth'"),
@@ -236,6 +244,14 @@ def test_a_partial_plan_is_marked():
     plan = kept.find(asked).plan
     assert plan is not None
     assert plan.partial
+
+
+def test_a_picture_that_cannot_be_written_is_refused(tmp_path):
+    a_kept_plan()
+    (tmp_path / "out.png").mkdir()
+    assert "out.png'; allowed: a file that ends in" in refused("--plot", tmp_path / "out.png")
+    (tmp_path / "link.png").symlink_to(tmp_path / "gone" / "out.png")
+    assert "allowed: a file that can be written. No such file" in refused("--plot", tmp_path / "link.png")
 
 
 def test_the_picture_is_drawn(tmp_path):

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from outrider.planning.plan import Plan
 
 
+MAKE_ONE = "Make one for this run: outrider plan --json > FILE, with the same target, precision and threads."
+
+
 def read_plan(path: Path) -> Plan:
     """A plan as JSON.
 
@@ -27,21 +30,38 @@ def read_plan(path: Path) -> Plan:
     try:
         return from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidOption("plan", str(path), "a plan as JSON", f"{error}.") from error
+        raise InvalidOption("plan", str(path), "a plan as JSON", f"{error}. {MAKE_ONE}") from error
 
 
-def check_fit(plan: Plan, target: str, precision: str) -> None:
-    """Refuse a plan of something else.
+def check_here(plan: Plan, target: str, threads: int | None) -> None:
+    """Refuse a plan of another target, or one that was measured on another machine or of other files of its names.
+
+    Args:
+        plan: from a file.
+        target: of the run, as users type it.
+        threads: see `kept.this_machine`.
 
     Raises:
-        InvalidOption: naming what the plan is for.
+        InvalidOption: naming what the plan is of, and how that differs.
     """
-    for name, own, wanted in (
-        ("target", plan.asked.get("target"), target),
-        ("precision", plan.precision, precision),
-    ):
-        if own != wanted:
-            raise InvalidOption("plan", f"for {name} {own}", f"one for {name} {wanted}", "Make one for this run.")
+    from outrider.planning.kept import of_another
+
+    own = plan.asked.get("target")
+    if own != target:
+        raise InvalidOption("plan", f"for target {own}", f"one for target {target}", MAKE_ONE)
+    other = of_another(plan, target, plan.asked.get("drafters", ()), threads)
+    if other:
+        raise InvalidOption("plan", f"of {other}", "one of this machine, model and version", MAKE_ONE)
+
+
+def check_precision(plan: Plan, precision: str) -> None:
+    """Refuse a plan of another precision, which is known when the target is loaded.
+
+    Raises:
+        InvalidOption: naming the plan's.
+    """
+    if plan.precision != precision:
+        raise InvalidOption("plan", f"for precision {plan.precision}", f"one for precision {precision}", MAKE_ONE)
 
 
 def with_plan(

@@ -142,7 +142,7 @@ def _read(given: dict[str, Any]) -> _Asked:
         InvalidOption: naming the option, its value and what is allowed.
         CheckpointError: there is no such target or draft model.
     """
-    from outrider.benching.foretelling import read_plan
+    from outrider.benching.foretelling import check_here, read_plan
     from outrider.benching.ways import strategies
 
     values = o.values(("num_draft_tokens", "precision", "threads", "seed"), given)
@@ -152,6 +152,9 @@ def _read(given: dict[str, Any]) -> _Asked:
     _check(given, drafters, values)
     _check_places(given)
     kinds, per_kind = _prompts(given, per_kind, grid)
+    plan = None if given["plan"] is None else read_plan(Path(given["plan"]))
+    if plan is not None:
+        check_here(plan, given["target"], values.get("threads"))
     return _Asked(
         given["target"],
         values.get("precision", "auto"),
@@ -162,7 +165,7 @@ def _read(given: dict[str, Any]) -> _Asked:
         None if given["prompts"] is None else Path(given["prompts"]),
         per_kind,
         given["peers"],
-        None if given["plan"] is None else read_plan(Path(given["plan"])),
+        plan,
         given["trace"],
     )
 
@@ -274,11 +277,11 @@ def _measured(asked: _Asked, screen: Screen, at_end: ExitStack) -> Report:
 
 
 def _ways(asked: _Asked, opened: Opened, context: int) -> list[EngineWay]:
-    from outrider.benching.foretelling import check_fit
+    from outrider.benching.foretelling import check_precision
     from outrider.benching.ways import NO_DRAFTER, EngineWay, Strategy, engine_of
 
     if asked.plan is not None:
-        check_fit(asked.plan, asked.target, opened.model.precision)
+        check_precision(asked.plan, opened.model.precision)
     slots = max(asked.grid.batches)
     return [
         EngineWay(each.name, engine_of(each, opened, slots, context))

@@ -64,7 +64,7 @@ Batches = Annotated[list[str] | None, _option("Texts that are decoded together; 
 NewTokens = Annotated[str | None, _option("Tokens of each text, 2 or more.", "N", str(DEFAULT_NEW_TOKENS))]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Measure anew, whatever is kept of earlier.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and no tables.")]
-Plot = Annotated[str | None, _option("Draw speed-ups and costs; the ending names the format.", "FILE")]
+Plot = Annotated[str | None, _option("Draw speed-ups and costs, as .png, .svg, .pdf or .jpg.", "FILE")]
 Emit = Annotated[
     str | None, _option("Print a launch command for what is recommended: vllm, sglang, llama.cpp.", "SERVER")
 ]
@@ -179,6 +179,7 @@ def _check_places(given: dict[str, Any]) -> None:
         InvalidOption: naming the option.
     """
     from outrider.planning.emit import VERSIONS
+    from outrider.planning.picture import ENDINGS
     from outrider.training.curve import check_drawing
 
     if given["emit"] is not None and given["emit"] not in VERSIONS:
@@ -186,8 +187,11 @@ def _check_places(given: dict[str, Any]) -> None:
     if given["plot"] is not None:
         path = Path(given["plot"])
         check_drawing(path)
+        if path.suffix.lower() not in ENDINGS or path.is_dir():
+            raise InvalidOption("plot", given["plot"], f"a file that ends in {', '.join(ENDINGS)}")
         if not path.parent.is_dir():
-            raise InvalidOption("plot", given["plot"], "a file in a folder that exists")
+            fix = "Make the folder, or name another."
+            raise InvalidOption("plot", given["plot"], "a file in a folder that exists", fix)
 
 
 # ---------------------------------------------------------------- by the formulas

@@ -146,13 +146,29 @@ def find(asked: Asked, threads: int | None = None) -> Found:
         return Found(None)
     except ValueError:
         return Found(None, "The plan that was kept cannot be read; it is measured again.")
-    for what, held, here in (("machine", plan.machine, this_machine(threads)), ("model", plan.model, None)):
-        changed = _changed(held, this_model(asked.target, asked.drafters) if here is None else here)
-        if changed:
-            return Found(None, f"The plan that was kept is of another {what} ({changed}); it is measured again.")
+    other = of_another(plan, asked.target, asked.drafters, threads)
+    if other:
+        return Found(None, f"The plan that was kept is of {other}; it is measured again.")
     if plan.asked != asked.as_dict():
         return Found(None, "The plan that was kept is of another question; it is measured again.")
     return Found(plan)
+
+
+def of_another(plan: Plan, target: str, drafters: Iterable[str], threads: int | None = None) -> str:
+    """What a plan was measured on that is not here: another machine or model, and how it differs; "" for neither.
+
+    Args:
+        plan: kept, or from a file.
+        target: as users type it.
+        drafters: likewise.
+        threads: see `this_machine`.
+    """
+    here = {"machine": this_machine(threads), "model": this_model(target, drafters)}
+    for what, held in (("machine", plan.machine), ("model", plan.model)):
+        changed = _changed(held, here[what])
+        if changed:
+            return f"another {what} ({changed})"
+    return ""
 
 
 def keep(plan: Plan, asked: Asked) -> None:

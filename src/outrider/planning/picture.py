@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from outrider.errors import InvalidOption
 from outrider.planning.plan import AUTO, TREE, Plan, best_of, strategies
+
+ENDINGS = (".png", ".svg", ".pdf", ".jpg")
+"""Of the formats."""
 
 
 def draw(plan: Plan, path: Path) -> None:
@@ -14,6 +18,9 @@ def draw(plan: Plan, path: Path) -> None:
     Args:
         plan: has cells.
         path: of the picture.
+
+    Raises:
+        InvalidOption: it cannot be written.
     """
     from matplotlib.figure import Figure
 
@@ -34,7 +41,10 @@ def draw(plan: Plan, path: Path) -> None:
         _finish(against_k, f"speed-up, temperature {temperature:g}, batch {batches[0]}", "k, drafted tokens")
         _finish(against_batch, f"best speed-up, temperature {temperature:g}", "batch")
     _finish(curve, "milliseconds of a forward", "rows of the batch", line=False)
-    figure.savefig(path, dpi=110)
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        raise InvalidOption("plot", str(path), "a file that can be written", f"{error.strerror}.") from error
 
 
 def _lengths(panel: Any, plan: Plan, name: str, temperature: float, batch: int) -> None:

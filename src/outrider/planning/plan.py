@@ -228,8 +228,10 @@ def from_json(text: str) -> Plan:
             name: tuple(_part(kind, each) for each in data.pop(name)) for name, kind in PARTS.items()
         }
         missing = tuple(data.pop("missing"))
+        if not all(isinstance(data[name], dict) for name in ("asked", "machine", "model")):
+            raise TypeError("asked, machine and model are objects")
         return Plan(**data, **parts, missing=missing, context=None if context is None else _context(context))
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError) as error:
         raise ValueError(f"not a plan: {error!r}") from error
 
 
