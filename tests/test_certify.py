@@ -62,7 +62,7 @@ def test_a_planted_fault_is_found_with_every_seed(fault: str) -> None:
 def test_the_engine_is_as_it_was_afterwards() -> None:
     engine = engine_of()
     rule, pace = engine.rule, engine.pace
-    for fault in FAULTS:
+    for fault in ("u <= p", "wrong temperature on the draft", "off-by-one target row", "stale penalty history"):
         certificate(engine, PENALTIES, fault, samples=100, distance=0.7)
     assert (engine.rule, engine.pace, engine.num_unfinished) == (rule, pace, 0)
     assert "add" not in engine.__dict__
@@ -88,7 +88,7 @@ def alarms(repeats: int, samples: int, first_seed: int = 0) -> int:
 
 
 def test_a_right_engine_raises_no_alarm() -> None:
-    assert alarms(12, 250) == 0
+    assert alarms(6, 200) == 0
 
 
 @pytest.mark.slow

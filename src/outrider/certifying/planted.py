@@ -111,7 +111,8 @@ def _with_coins(made: Callable[[Sequence], Coins]) -> Callable[[Engine, ExitStac
 
         def add(*args: Any, **options: Any) -> Sequence:
             sequence = honest(*args, **options)
-            sequence.verify_coins = made(sequence)
+            if hasattr(sequence.verify_coins, "accept"):  # coupled coins throw none
+                sequence.verify_coins = made(sequence)
             return sequence
 
         stack.callback(engine.__dict__.pop, "add", None)
@@ -179,17 +180,17 @@ class _TokenResidual(Faulty):
 
     def verify(self, draft: Draft, target_probs: Law, coins: Coins, position: int) -> Verdict:
         """See `core.Rule.verify`."""
-        kept = len(self.rule.verify(draft, target_probs, _Changed(coins, weights=_any), position).path)
+        kept = len(self.rule.verify(draft, target_probs, _OnlyChances(coins), position).path)
         row, law = target_probs[kept], draft.law(kept) if kept < len(draft) else None
         rest = row if law is None else or_target(residual(row, law), row)
         return Verdict(tuple(range(kept)), coins.categorical(rest, position + kept))
 
 
-def _any(weights: Law) -> Law:
-    """A law of one token, so that nothing is drawn."""
-    certain = np.zeros_like(weights)
-    certain[0] = 1
-    return certain
+class _OnlyChances(_Changed):
+    """Coins that draw no token."""
+
+    def categorical(self, weights: Law, position: int) -> int:
+        return 0
 
 
 def _with_rule(made: Callable[[Any], Any]) -> Callable[[Engine, ExitStack], None]:

@@ -96,10 +96,10 @@ class Audit:
         return apart(mine, row)
 
     def _spoilt(self, request: Request, new: list[int], place: int, row: Law) -> float:
-        """The control: how far the row is from that of a cache that kept a wrong token in front of the pending one."""
+        """The control: how far the row is from that of a cache whose last two tokens are wrong."""
         wrong = list(new[:place])
-        at = max(place - 2, 0)
-        wrong[at] = (wrong[at] + 1) % len(row)
+        for at in range(max(place - 2, 0), place):
+            wrong[at] = (wrong[at] + 1) % len(row)
         there = self._reference.logits(request.place, wrong)[-1]
         return apart(self._reference.law(request.place, new[:place], there), row)
 
@@ -112,7 +112,7 @@ class Audit:
         if not self.after_pending:
             return Tier("state", "", samples="no rounds")
         found, limit = max(self.spoilt, default=0.0), self.drift.law_limit
-        control = Check("a wrong token in the cache", found, limit, found > limit, f"total variation {found:.2g}")
+        control = Check("two wrong tokens in the cache", found, limit, found > limit, f"total variation {found:.2g}")
         claim = "before every round the cache is that of a fresh prefill, as far as the law after it tells"
         check = self._check("rows after the pending token", self.after_pending)
         return Tier("state", claim, (check,), (control,), f"{len(self.after_pending):,} rounds")
