@@ -91,11 +91,11 @@ def test_the_formulas_as_json():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--alpha", "1.1", "--cost-ratio", "0.1"), "--alpha is 1.1; allowed: 0 to 1"),
+        (("--alpha", "1.1", "--cost-ratio", "0.1"), "--alpha is 1.1; allowed: 0 to 1. Give the share"),
         (("--alpha", "-0.1", "--cost-ratio", "0.1"), "--alpha is -0.1; allowed: 0 to 1"),
         (("--alpha", "nan", "--cost-ratio", "0.1"), "--alpha is nan; allowed: 0 to 1"),
         (("--alpha", "much", "--cost-ratio", "0.1"), "--alpha is 'much'; allowed: a number, 0 to 1"),
-        (("--alpha", "0.5", "--cost-ratio", "-1"), "--cost-ratio is -1.0; allowed: 0 or more"),
+        (("--alpha", "0.5", "--cost-ratio", "-1"), "--cost-ratio is -1.0; allowed: 0 or more. Give the time"),
         (("--alpha", "0.5", "--cost-ratio", "inf"), "--cost-ratio is inf; allowed: 0 or more"),
         (("--alpha", "0.5"), "--cost-ratio is 'missing'; allowed: a number. --alpha and --cost-ratio go together"),
         (("--cost-ratio", "0.5"), "--alpha is 'missing'"),
@@ -118,6 +118,7 @@ def test_the_formulas_as_json():
         (("--drafter", "none"), "--drafter is 'none'; allowed: one that drafts"),
         (("--drafter", "suffix:depth=1"), "an option of the drafter suffix is 'depth'"),
         (("--target", "nothing-here"), "There is no model 'nothing-here'"),
+        (("--target", ""), "There is no model ''"),
         (("--precision", "int3"), "--precision is 'int3'; allowed: auto, float32"),
         (("--threads", "0"), "--threads is 0; allowed: a whole number, 1 or more"),
     ],
@@ -148,6 +149,11 @@ def test_prompts_that_cannot_be_used_are_refused(text, message, target, tmp_path
     found = refused("--target", target, "--prompts", path, "--drafter", "suffix", *SMALL)
     assert message in found
     assert "--prompts is " in found
+
+
+def test_more_new_tokens_than_the_context_holds_are_refused(target, prompts):
+    found = refused("--target", target, "--prompts", prompts, *SMALL[:-1], "256")
+    assert "--max-new-tokens is 256; allowed: 2 to 255. The target's context is 256 tokens." in found
 
 
 def test_prompts_that_are_not_there_are_refused(target):

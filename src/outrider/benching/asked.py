@@ -69,7 +69,9 @@ def check_file(path: Path) -> None:
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the name
         raise InvalidOption("prompts", str(path), "a JSONL file in UTF-8", str(error)) from error
     if not whole.strip():
-        raise InvalidOption("prompts", str(path), "at least one prompt", "The file is empty.")
+        raise InvalidOption(
+            "prompts", str(path), "at least one prompt", 'The file is empty. Give it lines {"prompt": text}.'
+        )
 
 
 def built_in(kinds: Iterable[str], per_kind: int | None, tokenizer: TextCodec) -> dict[str, list[Prompt]]:

@@ -129,7 +129,7 @@ def _asked(given: dict[str, Any]) -> Asked:
     """The question; what takes torch to be checked is checked before anything is measured."""
     from outrider.planning.kept import BUILT_IN, Asked, digest
 
-    target = given["target"] or EMBEDDED_NAME
+    target = EMBEDDED_NAME if given["target"] is None else given["target"]
     usual = DRAFTERS_OF_EMBEDDED if target == EMBEDDED_NAME else DEFAULT_DRAFTERS
     temperatures = [_real("temperature", typed) for typed in given["temperature"] or ()]
     batches = [_whole("batch", typed, 1) for typed in given["batch"] or ()]
@@ -145,19 +145,25 @@ def _asked(given: dict[str, Any]) -> Asked:
     )
 
 
+FIXES = {
+    "alpha": "Give the share of drafted tokens that are kept, such as 0.7.",
+    "cost_ratio": "Give the time of drafting a token over that of a forward of the target, such as 0.1.",
+}
+
+
 def _real(name: str, typed: str, high: float | None = None) -> float:
     """A number from 0 on, as typed.
 
     Raises:
         InvalidOption: something else.
     """
-    allowed = "0 or more" if high is None else f"0 to {high:g}"
+    allowed, fix = "0 or more" if high is None else f"0 to {high:g}", FIXES.get(name, "")
     try:
         number = float(typed)
     except ValueError as error:
-        raise InvalidOption(name, typed, f"a number, {allowed}") from error
+        raise InvalidOption(name, typed, f"a number, {allowed}", fix) from error
     if not (isfinite(number) and number >= 0 and (high is None or number <= high)):
-        raise InvalidOption(name, number, allowed)
+        raise InvalidOption(name, number, allowed, fix)
     return number
 
 

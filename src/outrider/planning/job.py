@@ -107,6 +107,8 @@ def check_lengths(job: Job) -> None:
         InvalidOption: naming the first of them.
     """
     new, context = job.asked.max_new_tokens, job.opened.model.context_length
+    if new >= context:
+        raise InvalidOption("max_new_tokens", new, f"2 to {context - 1}", f"The target's context is {context} tokens.")
     for number, text in enumerate(job.texts, start=1):
         if len(text.prompt) + new > context:
             allowed = f"at most {context - new}: the target's context of {context} less {new} new tokens"
