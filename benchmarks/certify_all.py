@@ -16,16 +16,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from provenance import RESULTS, provenance
-
 import outrider
 from outrider.benching.prompts import PROMPTS
+from outrider.benching.provenance import provenance
 from outrider.certifying import run
 from outrider.engine import Engine
 from outrider.errors import InvalidOption
 from outrider.generation import TextEngine
 from outrider.options import Sampling
 from outrider.rules import RULES
+
+RESULTS = Path(__file__).parent / "results"
 
 DRAFTERS = (
     "none",

@@ -14,13 +14,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from provenance import RESULTS, provenance
-
 import outrider
 from outrider.benching.prompts import PROMPTS
+from outrider.benching.provenance import provenance
 from outrider.certifying import certify
 from outrider.certifying.planted import FAULTS, planted
 from outrider.options import Sampling
+
+RESULTS = Path(__file__).parent / "results"
 
 SAMPLING = Sampling(temperature=1.0, repetition_penalty=1.2)
 WITHOUT = "no fault"

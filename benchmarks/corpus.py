@@ -24,12 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from provenance import RESULTS, provenance
 
+from outrider.benching.provenance import provenance
 from outrider.drafters.corpus import open_corpus
 from outrider.drafters.growth import best_first
 from outrider.models.locate import locate
 from outrider.models.tokenizer import load_tokenizer
+
+RESULTS = Path(__file__).parent / "results"
 
 WORD = re.compile(r"[A-Za-z]{4,}")
 SHARE_EXCHANGED = 0.3

@@ -18,11 +18,13 @@ from typing import Any
 
 import torch
 from other_tokenizer import write_model
-from provenance import RESULTS, provenance
 
 import outrider
+from outrider.benching.provenance import provenance
 from outrider.generation import TextEngine
 from prompts import KINDS
+
+RESULTS = Path(__file__).parent / "results"
 
 TEMPERATURES = (0.0, 0.8)
 OTHER = "model:OTHER"

@@ -21,10 +21,12 @@ from typing import Any
 
 import torch
 from held_out import HELD_OUT, OPEN
-from provenance import RESULTS, provenance
 
 import outrider
+from outrider.benching.provenance import provenance
 from outrider.generation import Result
+
+RESULTS = Path(__file__).parent / "results"
 
 TEMPERATURES = (0.0, 0.8)
 TYPICAL = ", rule typical (LOSSY)"

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from provenance import RESULTS, provenance
 
 import outrider
+from outrider.benching.provenance import provenance
 from outrider.core import Draft, Sequence
 from outrider.drafters.growth import best_first
 from outrider.generation import TextEngine
 from outrider.rounds import Round
 from prompts import CHAT
+
+RESULTS = Path(__file__).parent / "results"
 
 NODES = 16
 

@@ -19,18 +19,20 @@ from statistics import median
 from typing import Any
 
 import torch
-from provenance import RESULTS, provenance
 from reference import llama_config
 from transformers import LlamaForCausalLM
 from transformers.utils import logging
 
 import outrider
+from outrider.benching.provenance import provenance
 from outrider.cli.runs import plain_twin
 from outrider.core import Block
 from outrider.generation import TextEngine
 from outrider.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.locate import locate
 from prompts import CHAT, EDIT
+
+RESULTS = Path(__file__).parent / "results"
 
 WIDTHS = (1, 2, 4, 8, 12, 16)
 

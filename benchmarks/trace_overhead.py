@@ -17,11 +17,12 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-from provenance import RESULTS, provenance
-
 import outrider
+from outrider.benching.provenance import provenance
 from outrider.generation import TextEngine
 from prompts import CHAT
+
+RESULTS = Path(__file__).parent / "results"
 
 SETTINGS = {"auto, greedy": ("auto", 0.0), "auto, T 0.8": ("auto", 0.8), "suffix, greedy": ("suffix", 0.0)}
 

@@ -6,6 +6,7 @@ import os
 import platform
 import shlex
 import subprocess
+import sys
 from collections.abc import Sequence as Ordered
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -16,26 +17,29 @@ import torch
 
 from outrider.core import Model
 from outrider.planning.costs import fingerprint
+from outrider.planning.machine import processor
 
+EXCEPT_RESULTS = ":(top,exclude)benchmarks/results"
 PACKAGES = ("outrider", "torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy")
 
 
-def provenance(typed: Ordered[str], model: Model) -> dict[str, Any]:
+def provenance(typed: Ordered[str] = (), model: Model | None = None) -> dict[str, Any]:
     """Everything that is needed to measure the same again.
 
     Args:
-        typed: the words of the command.
-        model: the target.
+        typed: the words of the command; without them, the script that runs and its arguments.
+        model: the target, if it may be on another device than the CPU.
     """
-    machine = fingerprint(model)
     return {
-        "command": shlex.join(typed),
+        "command": shlex.join(typed or ["python", *sys.argv]),
         "commit": commit_of(Path(__file__)),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "machine": {
-            **{name: machine[name] for name in ("processor", "cores", "threads")},
+            "processor": processor() if model is None else fingerprint(model)["processor"],
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "memory_bytes": _memory(),
             "system": platform.platform(),
@@ -44,14 +48,15 @@ def provenance(typed: Ordered[str], model: Model) -> dict[str, Any]:
 
 
 def commit_of(file: Path) -> str | None:
-    """The commit of the sources that a file belongs to, "+changes" if they were changed; None outside of any.
+    """The commit of the checkout that a file belongs to; None outside of any.
 
+    "+changes" stands behind it if anything but the results of benchmarks was changed.
     A file that git does not track may lie in a checkout of something else, such as a virtual environment in there.
     """
     if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
         return None
     commit = _git(file.parent, "rev-parse", "HEAD")
-    changed = _git(file.parent, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    changed = _git(file.parent, "status", "--porcelain", "--untracked-files=no", "--", ":/", EXCEPT_RESULTS)
     return None if commit is None else commit + ("+changes" if changed else "")
 
 
