@@ -43,10 +43,10 @@ class Browser:
     """A running browser; its messages are JSON, each ended by a NUL."""
 
     def __init__(self, profile: Path) -> None:
+        arguments = [find_chromium(), *FLAGS, f"--user-data-dir={profile}", "about:blank"]
         # What the browser reads and writes must be its descriptors 3 and 4, so ours are far from there.
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 20) for pipe in (os.pipe(), os.pipe()) for end in pipe]
         its_in, self._out, self._in, its_out = ends
-        arguments = [find_chromium(), *FLAGS, f"--user-data-dir={profile}", "about:blank"]
         self._process = subprocess.Popen(
             [sys.executable, "-c", LAUNCH, str(its_in), str(its_out), *arguments],
             pass_fds=(its_in, its_out),
