@@ -17,7 +17,6 @@ import outrider.cli.options as o
 from outrider.cli.later import Commands
 from outrider.cli.leaving import INTERRUPTED, USER_ERROR, leaving_cleanly
 from outrider.cli.screen import Screen, open_screen
-from outrider.cli.trace import show_trace
 from outrider.errors import DrafterWarning, InvalidOption
 from outrider.text import visible
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 # Without typer's pretty tracebacks: they print the values of variables, prompts among them.
 app = typer.Typer(cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-app.command(name="trace")(show_trace)
 
 
 def main() -> None:

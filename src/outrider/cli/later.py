@@ -15,6 +15,7 @@ LATER = {
     "train": ("train", "train"),
     "convert": ("convert", "convert"),
     "certify": ("certify", "certify"),
+    "trace": ("trace", "show_trace"),
 }
 """Name -> module in here, and what it has under which name: a function, or a `typer.Typer` of several commands."""
 
