@@ -193,7 +193,7 @@ def _changed(held: dict[str, Any], here: dict[str, Any]) -> str:
 def _version(package: str) -> str:
     """Of a package that is installed, from the name of the folder beside it that describes it; "" if there is none.
 
-    `importlib.metadata` would say the same, but importing it takes a tenth of the time in which a plan is shown.
+    `importlib.metadata` would say the same, but it reads and parses whole files for it: a plan is to be shown at once.
     """
     spec = find_spec(package)
     if spec is None or spec.origin is None:
