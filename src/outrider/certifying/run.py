@@ -59,7 +59,7 @@ class Effort:
     confidence: float = 0.9999
 
 
-QUICK = Effort(1600, 24, 60, 2, 16, 4, 2, (2,), 0.15)
+QUICK = Effort(1600, 24, 60, 2, 16, 3, 2, (2,), 0.15)
 """About a minute on the embedded model."""
 
 
@@ -200,8 +200,8 @@ class _Job:
         self._decode()
         decoded = perf_counter() - started
         made = [
-            _timed(self._law, decoded / 2),
-            _timed(lambda: self._drawn(self.stream.tier(drafts=self.drafts)), decoded / 2),
+            _timed(self._law),
+            _timed(lambda: self._drawn(self.stream.tier(drafts=self.drafts)), decoded),
             _timed(lambda: self._drawn(self.stream.small())),
             _timed(self._same_text),
             _timed(self.audit.tier),

@@ -78,13 +78,14 @@ def tier(setting: Setting) -> Tier:
     tally, wish, parts = _Tally(), setting.wish, list[str]()
     greedy = replace(wish, sampling=replace(wish.sampling, temperature=0.0))
     first = {request.place: request for request in reversed(setting.requests)}  # greedy texts have no seed
-    _compare(setting, setting.engine.rule, greedy, tuple(first.values())[::-1], tally)
+    chosen = tuple(first.values())[::-1]
+    plain = _compare(setting, setting.engine.rule, greedy, chosen, tally)
     parts.append("temperature 0")
     if wish.sampling.temperature > 0:
         _compare(setting, RULES["coupled"], wish, setting.requests, tally)
         parts.append(f"coupled at {wish.sampling.temperature:g}, {len({r.seed for r in setting.requests})} seeds")
     strict = getattr(setting.engine.target, "row_invariant", False) and not tally.trees
-    control = _control(setting, greedy, tuple(first.values())[::-1])
+    control = _control(setting, greedy, chosen, plain)
     lengths = ", ".join(["its own", *map(str, setting.lengths)])
     samples = f"{tally.compared} texts: {'; '.join(parts)}; draft lengths: {lengths}"
     claim = "with the same noise, and greedily, speculation writes what plain decoding writes"
@@ -106,7 +107,8 @@ def _checks(setting: Setting, tally: _Tally, strict: bool) -> list[Check]:
     return checks
 
 
-def _compare(setting: Setting, rule: Rule, wish: Wish, requests: Ordered[Request], tally: _Tally) -> None:
+def _compare(setting: Setting, rule: Rule, wish: Wish, requests: Ordered[Request], tally: _Tally) -> list[list[int]]:
+    """Every text with every draft length; the plain texts."""
     plain_ear = Listener(wish.sampling.processor)
     plain = texts(_twin(setting.engine, rule), requests, _heard(wish, plain_ear))
     for pace in (setting.engine.pace, *map(FixedPace, setting.lengths)):
@@ -125,6 +127,7 @@ def _compare(setting: Setting, rule: Rule, wish: Wish, requests: Ordered[Request
             tally.bits += 1
             if plain_ear.seen[history] != ear.seen[history]:
                 tally.unequal_bits.append(f"{len(history)} tokens of the text that begins with {history[:4]}")
+    return plain
 
 
 def _judge(
@@ -177,9 +180,8 @@ def _invariant(setting: Setting, tally: _Tally) -> str:
     return f"; --invariant removes {removed} of {len(tally.unresolved)}"
 
 
-def _control(setting: Setting, wish: Wish, requests: Ordered[Request]) -> Check:
+def _control(setting: Setting, wish: Wish, requests: Ordered[Request], plain: list[list[int]]) -> Check:
     """Another token at every fifth position."""
-    plain = texts(_twin(setting.engine, setting.engine.rule), requests, wish)
     with changed(setting.engine, rule=Alters(setting.engine.rule)):
         ours = texts(setting.engine, requests, wish)
     differ = sum(one != other for one, other in zip(plain, ours, strict=True))

@@ -14,7 +14,7 @@ from outrider.certifying.running import Decided, Request
 from outrider.core import Law
 from outrider.tree import paths
 
-MOST_CONTROLS = 12
+MOST_CONTROLS = 8
 
 
 @dataclass(frozen=True)

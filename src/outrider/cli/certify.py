@@ -36,7 +36,7 @@ def _option(text: str, metavar: str, default: str | bool = False) -> Any:
 
 OwnPrompts = Annotated[
     str | None,
-    _option('Your own prompts: JSONL of {"prompt": text} or {"messages": [...]}.', "FILE", "eight of four kinds"),
+    _option('Your own prompts: JSONL of {"prompt": text} or {"messages": [...]}.', "FILE", "eight of four kinds, four with --quick"),
 ]
 Temperature = Annotated[str | None, _option("0 (the likeliest token) or more.", "X", "1.0")]
 Seed = Annotated[str | None, _option("Of everything that is drawn: 0 to 2^63 - 1.", "N", "0")]
@@ -174,7 +174,7 @@ def _prompts(asked: _Asked, engine: TextEngine) -> list[tuple[int, ...]]:
     from outrider.benching import asked as prompts_of
 
     if asked.prompts is None:
-        found = prompts_of.built_in(KINDS, PER_KIND, engine.tokenizer)
+        found = prompts_of.built_in(KINDS, 1 if asked.effort["quick"] else PER_KIND, engine.tokenizer)
     else:
         found = prompts_of.from_file(asked.prompts, None, engine.tokenizer)
     return [prompt.ids for own in found.values() for prompt in own]
