@@ -408,7 +408,12 @@ class RemembersOthers(CombinedDrafter):
 def count_stale_proposals(kind):
     """Sequences join, leave and reuse slots and ids at random; how often a drafter that saw one alone differs."""
     rng = random.Random(2)
-    make = lambda: kind([SuffixDrafter(), NgramDrafter(2), Says("c", {})], [0, 0, 0], 0.05)  # noqa: E731
+
+    def make():
+        drafter = kind([SuffixDrafter(), NgramDrafter(2), Says("c", {})], [0, 0, 0], 0.05)
+        drafter.together = 1  # else how much is drafted follows from the others too
+        return drafter
+
     together, live, next_id, stale = make(), {}, 0, 0
     for _ in range(200):
         for slot in range(3):

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine_runs import DrawsFromOneLaw, toy_engine
 from outrider.drafters import build
-from outrider.drafters.records import straight
+from outrider.drafters.sharing import straight
 from outrider.errors import InvalidOption
 from outrider.models.opening import open_model
 from outrider.planning import kept, pricing
@@ -157,7 +157,7 @@ def test_replayed_rounds_are_those_that_the_engine_decodes(typed, k):
     asked = wish([[i, i + 1, i + 2, i + 1, i] for i in range(3)], 40)
 
     def pace():
-        return InCrowd(AutoPace(forward=lambda sequences: straight(0.02 * sequences)), 4) if k is None else fixed(k)
+        return InCrowd(AutoPace(verify=straight(0.08)), 4) if k is None else fixed(k)
 
     engine = toy_engine(target, build(typed), k=0, slots=3)
     engine.pace = pace()
@@ -192,7 +192,8 @@ def test_a_pace_is_asked_as_in_the_batch_that_is_planned():
     trace = [rounds(6, [1, 1, 2, 1] * 10)]
 
     def lengths(batch):
-        pace = InCrowd(AutoPace(8, (0.5,), lambda sequences: 0.05, lambda sequences: straight(costs[sequences])), batch)
+        verify = straight(costs[batch])
+        pace = InCrowd(AutoPace(8, (0.5,), lambda sequences: 0.05, verify), batch)
         return [guess.depth for guess in paced(trace, pace, asked, 0.0)[0]]
 
     assert min(lengths(1)) > 0

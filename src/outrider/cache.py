@@ -54,8 +54,8 @@ class KVCache:
         """Keep these rows of the slot's last block, in this order; a chain (0, 1, ..., m) only adds to the length."""
         start = self.lengths[slot]
         if list(rows) != list(range(len(rows))):
-            taken = torch.tensor(rows, device=self.data.device) + start
-            self.data[:, slot, start : start + len(rows)] = self.data[:, slot].index_select(1, taken)
+            block = self.data[:, slot, start : start + max(rows) + 1]  # gathering from all of the slot would copy it
+            self.data[:, slot, start : start + len(rows)] = block[:, list(rows)]
         self.lengths[slot] = start + len(rows)
         assert self.lengths[slot] <= self.capacity
 

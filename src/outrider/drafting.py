@@ -14,11 +14,11 @@ from outrider.core import Drafter, Model
 from outrider.drafters import make_free
 from outrider.drafters.catalogue import Choice
 from outrider.drafters.combined import CombinedDrafter
-from outrider.drafters.records import Forward, Level
 from outrider.drafters.corpus import Corpus
 from outrider.drafters.early_exit import EarlyExitDrafter
 from outrider.drafters.heads.stored import StoredHead
 from outrider.drafters.model import ModelDrafter
+from outrider.drafters.sharing import Level, Verify
 from outrider.drafters.translated import TranslatedDrafter
 from outrider.errors import InvalidOption, VocabularyMismatch
 from outrider.models.decoder import Decoder
@@ -28,7 +28,6 @@ from outrider.models.quantise import load_quantised
 from outrider.models.tokenizer import compare_vocabularies
 from outrider.planning.costs import VerifyCost, fingerprint, level_cost, verify_cost
 from outrider.planning.timing import PROBE_LENGTH, level_units
-
 
 CHAIN = 3
 """Tokens of the chains that are timed."""
@@ -99,20 +98,20 @@ def build_drafter(choices: tuple[Choice, ...], setting: Setting) -> Built:
     built = [_build(choice, setting) for choice in choices]
     if len(built) == 1:
         return built[0]
-    return Built(combined(built, choices, setting.verify_cost.drafting))
+    return Built(combined(built, choices, setting.verify_cost))
 
 
-def combined(built: list[Built], choices: tuple[Choice, ...], forward: Callable[[int], Forward]) -> CombinedDrafter:
+def combined(built: list[Built], choices: tuple[Choice, ...], verify: Verify) -> CombinedDrafter:
     """Several as one.
 
     Args:
         built: they.
         choices: what each was built of.
-        forward: see `CombinedDrafter`.
+        verify: what forwards cost.
     """
     levels = [0.0 if each.level is None else each.level for each in built]
     priors = [choice.entry.prior for choice in choices]
-    return CombinedDrafter([each.drafter for each in built], levels, forward, priors)
+    return CombinedDrafter([each.drafter for each in built], levels, verify, priors)
 
 
 def _build(choice: Choice, setting: Setting) -> Built:

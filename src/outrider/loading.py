@@ -16,6 +16,7 @@ from outrider.drafters.corpus import Corpus, open_corpus
 from outrider.drafters.corpus_build import check_file
 from outrider.drafters.heads.stored import StoredHead
 from outrider.drafters.records import LOOK_UP, MODEL
+from outrider.drafters.sharing import free
 from outrider.drafting import Built, Setting, build_drafter, early_exit_target
 from outrider.engine import INVARIANT_WIDTH, Engine
 from outrider.errors import InvalidOption
@@ -254,7 +255,7 @@ def pace_of(wanted: int | str, choices: tuple[Choice, ...], built: Built, settin
     usual = LOOK_UP if built.drafter.proposal == "point_mass" else MODEL
     return AutoPace(
         prior=choices[0].entry.prior if choices else usual,
-        level=built.level,
-        forward=None if setting is None else setting.verify_cost.drafting,
+        level=built.level or free,
+        verify=None if setting is None else setting.verify_cost,
         ends_itself=ends_itself,
     )

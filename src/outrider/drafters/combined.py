@@ -9,29 +9,19 @@ Nothing here knows how a source drafts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
 
 from outrider.core import Draft, Drafter, Proposal, Sequence
-from outrider.drafters.records import (
-    LOOK_UP,
-    MODEL,
-    NUM_CLASSES,
-    PROBE_EVERY,
-    STAY,
-    Costs,
-    Forward,
-    Outcome,
-    Record,
-    crowd,
-    straight,
-)
+from outrider.drafters.records import LOOK_UP, MODEL, NUM_CLASSES, PROBE_EVERY, Outcome, Record
+from outrider.drafters.sharing import GAIN, Costs, Level, Offer, Verify, companies, due, free, promise, shared, straight
 from outrider.errors import InvalidOption
 from outrider.rounds import Verified
 from outrider.tree import check, depths, is_chain
@@ -43,20 +33,13 @@ LOOK_AHEAD = 16
 """Nodes that a look-up is asked for at least: what does not fit in the budget is not verified but tells its depth."""
 
 
-Cost = float | Callable[[int], float]
-"""Of drafting one token further, or how it follows from the number of sequences."""
-
-RowCost = float | Callable[[int], Forward]
-"""Of each row, or how a forward's cost follows from the number of sequences."""
-
-
 @dataclass
 class _Plan:
     """One round of one sequence in the making."""
 
     length: int  # of the text before the round
     budget: int  # most nodes of the draft
-    costs: tuple[Costs, ...] = ()  # by source
+    costs: tuple[Costs, ...] = ()  # by source, of the sequences that it is decided with
     unlimited: tuple[int, ...] = ()  # sources whose drafts end where more is not worth it
     drafts: dict[int, Draft] = field(default_factory=dict)  # by source
     failed: dict[int, Exception] = field(default_factory=dict)  # by source, why it proposed nothing
@@ -93,13 +76,14 @@ class CombinedDrafter:
         sources: at least one; each also learns from every round, if it wants to (`rounds.Learner`).
         costs: of drafting one token further with each, >= 0, in units of a round without drafts; 0 for look-ups; or
             functions of the number of sequences.
-        row_cost: of verifying one more row, >= 0, in the same units; or from the number of sequences to a `Forward`.
+        row_cost: of verifying one more row, >= 0, in the same units; or of whole forwards, see `sharing.Verify`.
         priors: chances of each one's tokens before anything is known, see `records.Habit`; None for what is usual.
 
     Raises:
         InvalidOption: no sources, another number of costs, a cost that is negative or not finite.
 
     Attributes:
+        together: sequences are decided upon as if so many were decoded together; None for all that are.
         num_uses: by source, in how many rounds its draft was proposed, over all sequences.
         num_failures: by source, how often it failed.
     """
@@ -107,8 +91,8 @@ class CombinedDrafter:
     def __init__(
         self,
         sources: Ordered[Drafter],
-        costs: Ordered[Cost],
-        row_cost: RowCost = 0.0,
+        costs: Ordered[float | Level],
+        row_cost: float | Verify = 0.0,
         priors: Ordered[tuple[float, ...]] | None = None,
     ) -> None:
         if not sources or len(costs) != len(sources):
@@ -116,7 +100,9 @@ class CombinedDrafter:
         for cost in (*costs, row_cost):
             if not callable(cost) and not (isfinite(cost) and cost >= 0):
                 raise InvalidOption("costs", cost, "finite numbers >= 0")
-        self.sources, self._levels, self._row_cost = tuple(sources), tuple(costs), row_cost
+        self.sources, self.together = tuple(sources), cast("int | None", None)
+        self._levels = [_level(cost) for cost in costs]
+        self._verify = row_cost if callable(row_cost) else straight(row_cost)
         self.name = "+".join(source.name for source in sources)
         kinds: set[Proposal] = {source.proposal for source in sources}
         self.proposal: Proposal = kinds.pop() if len(kinds) == 1 else "hybrid"
@@ -145,19 +131,19 @@ class CombinedDrafter:
             Exception: whatever a source raised, if for one of the sequences none of those that were asked answered.
         """
         plans = [
-            _Plan(len(s.tokens), max(budget, 0), self._costs(crowd(s, len(sequences))), self._unlimited(s))
+            _Plan(len(s.tokens), max(budget, 0), unlimited=self._unlimited(s))
             for s, budget in zip(sequences, budgets, strict=True)
         ]
         both = list(zip(sequences, plans, strict=True))
         for source in self._free:
             self._ask(source, [(sequence, plan, max(plan.budget, LOOK_AHEAD)) for sequence, plan in both])
-        for sequence, plan in both:
-            self._choose(self._state(sequence), plan)
+        for places in companies(sequences, self.together):
+            self._decide([(self._state(sequences[i]), plans[i]) for i in places])
         for source in self._costly:
-            self._ask(source, [(sequence, plan, plan.nodes) for sequence, plan in both if plan.source == source])
+            self._ask(source, [(s, plan, plan.nodes) for s, plan in both if plan.source == source and plan.nodes])
         for sequence, plan in both:
             if plan.source in plan.failed:
-                self._choose(self._state(sequence), plan, self._free)
+                self._fall_back(self._state(sequence), plan)
         for _, plan in both:
             if plan.failed and not plan.drafts:
                 raise next(iter(plan.failed.values()))
@@ -185,12 +171,6 @@ class CombinedDrafter:
                     tell(*arguments)
             except Exception:  # the others learn on
                 self.num_failures[index] += 1
-
-    def _costs(self, num_sequences: int) -> tuple[Costs, ...]:
-        row = self._row_cost
-        forward = row(num_sequences) if callable(row) else straight(row)
-        levels = (level(num_sequences) if callable(level) else level for level in self._levels)
-        return tuple(Costs(forward, level) for level in levels)
 
     def _unlimited(self, sequence: Sequence) -> tuple[int, ...]:
         ends = [getattr(source, "ends_itself", None) for source in self.sources]
@@ -220,36 +200,73 @@ class CombinedDrafter:
         self.num_failures[source] += 1
         plan.failed[source] = error
 
-    def _choose(self, state: _State, plan: _Plan, among: list[int] | None = None) -> None:
-        """The source of most value and how much of it, from what is known before any source draws."""
-        plan.source, plan.nodes, most = None, 0, STAY
-        for source in range(len(self.sources)) if among is None else among:
-            value, nodes = self._offer(state.records[source], plan, source)
-            if value > most:
-                plan.source, plan.nodes, most = source, nodes, value
-        waiting = [] if among is not None or plan.budget == 0 else self._overdue(state, plan, most)
-        if waiting:
-            plan.source = max(waiting, key=lambda source: state.records[source].rounds_idle)
-            plan.nodes = self._offer(state.records[plan.source], plan, plan.source)[1]
-
-    def _offer(self, record: Record, plan: _Plan, source: int) -> tuple[float, int]:
-        """Expected tokens per cost of a source's best draft, and its number of nodes; (0, 0) if there is none."""
-        costs = plan.costs[source]
-        if source in plan.unlimited:
-            return record.usual(plan.budget, costs), plan.budget
-        if source not in self._free:
-            return record.best(record.sizes(plan.budget), costs)
-        draft = plan.drafts.get(source, Draft())
-        return record.best(_sizes_within(draft, plan.budget), costs, _depth_class(draft))
-
-    def _overdue(self, state: _State, plan: _Plan, most: float) -> list[int]:
-        """Sources that cost, were idle for long, and could be worth more than `most`."""
-        return [
-            source
-            for source in self._costly
-            if state.records[source].is_overdue(plan.budget, plan.costs[source], source in plan.unlimited)
-            and state.records[source].perfect(plan.budget, plan.costs[source]) > most
+    def _decide(self, members: list[tuple[_State, _Plan]]) -> None:
+        """What sequences draft that are decoded together, from what is known before any source draws."""
+        costs = tuple(Costs(self._verify, level, len(members)) for level in self._levels)
+        for state, plan in members:
+            plan.costs = costs
+            plan.source, _ = self._best(state, plan, range(len(self.sources)))
+        tries = self._tries(members)
+        offers = [
+            self._offer(state, plan, plan.source if tried is None else tried, tries=tried is not None)
+            for (state, plan), tried in zip(members, tries, strict=True)
         ]
+        for (_, plan), tried, nodes in zip(members, tries, shared(offers, costs), strict=True):
+            plan.source = plan.source if tried is None else tried
+            plan.nodes = plan.budget if nodes and plan.source in plan.unlimited else nodes
+            if nodes == 0:
+                plan.source = None
+
+    def _best(self, state: _State, plan: _Plan, among: Iterable[int]) -> tuple[int | None, float]:
+        """The source that promises most tokens per cost, and how many; (None, 0) if there is no draft."""
+        promises = {source: promise(self._offer(state, plan, source), plan.costs[source]) for source in among}
+        best = max(promises, key=promises.__getitem__, default=None)
+        return (best, promises[best]) if best is not None and promises[best] > 0 else (None, 0.0)
+
+    def _offer(self, state: _State, plan: _Plan, source: int | None, *, tries: bool = False) -> Offer:
+        """What a source has, or is likely to have, for a sequence."""
+        if source is None or plan.budget == 0:
+            return Offer()
+        record, whole = state.records[source], source in plan.unlimited
+        if source not in self._free:
+            nodes, depth = record.usual(plan.budget) if whole else record.likely(plan.budget)
+            return Offer(record.gains(nodes, depth), depth, source, whole, (nodes if whole else 1) if tries else 0)
+        draft = plan.drafts.get(source, Draft())
+        nodes = min(len(draft), plan.budget)
+        if nodes == 0:
+            return Offer()
+        depth = max(depths(draft.parents[:nodes]))
+        gains = record.gains(nodes, depth, _depth_class(draft))
+        return Offer(gains, depth, source, whole=not is_chain(draft.parents))
+
+    def _tries(self, members: list[tuple[_State, _Plan]]) -> list[int | None]:
+        """For each sequence a source that costs, was idle for long and could be worth more than what is at hand."""
+        waiting = [self._longest_idle(state, plan) for state, plan in members]
+        tried = due([idle for _, idle, _ in waiting], [wait for _, _, wait in waiting])
+        return [source if is_due else None for (source, _, _), is_due in zip(waiting, tried, strict=True)]
+
+    def _longest_idle(self, state: _State, plan: _Plan) -> tuple[int | None, float, float]:
+        """The source that should be tried next, rounds for which it was idle, and those that it is to wait."""
+        if plan.budget == 0 or not self._costly:
+            return None, 0.0, math.inf
+        at_hand = plan.source
+        most = 0.0 if at_hand is None else promise(self._offer(state, plan, at_hand), plan.costs[at_hand])
+        waits = {
+            source: state.records[source].wait(
+                plan.budget, plan.costs[source], source in plan.unlimited, max(1.0, most)
+            )
+            for source in self._costly
+        }
+        next_one = max(waits, key=lambda source: state.records[source].rounds_idle / waits[source])
+        return next_one, state.records[next_one].rounds_idle, waits[next_one]
+
+    def _fall_back(self, state: _State, plan: _Plan) -> None:
+        """What is looked up, for a sequence whose source failed."""
+        source, value = self._best(state, plan, self._free)
+        plan.source, plan.nodes = None, 0
+        if source is not None and value > GAIN:
+            (nodes,) = shared([self._offer(state, plan, source)], [replace(each, sequences=1) for each in plan.costs])
+            plan.source, plan.nodes = (source, nodes) if nodes else (None, 0)
 
     def _settle(self, state: _State, plan: _Plan) -> Draft:
         """The draft of a plan, which is remembered until the round is observed."""
@@ -309,14 +326,6 @@ def _checked(draft: Any, most: int, proposal: Proposal) -> Draft:
     return draft
 
 
-def _sizes_within(draft: Draft, budget: int) -> Iterable[tuple[int, float]]:
-    """Nodes and depth of what may be verified of a draft: any part of a chain, of a tree all that fits."""
-    most = min(len(draft), budget)
-    if is_chain(draft.parents):
-        return ((nodes, nodes) for nodes in range(1, most + 1))
-    return [(most, max(depths(draft.parents[:most])))] if most > 0 else []
-
-
 def _first_nodes(draft: Draft, count: int) -> Draft:
     if len(draft) <= count:
         return draft
@@ -340,3 +349,9 @@ def _matched(draft: Draft, emitted: list[int]) -> int:
         if depth < len(emitted) and token == emitted[depth]:
             reached[node] = depth + 1
     return max(reached.values())
+
+
+def _level(cost: float | Level) -> Level:
+    if callable(cost):
+        return cost
+    return free if cost == 0 else lambda sequences: cost

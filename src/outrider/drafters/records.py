@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from operator import mul
 
-from outrider.core import Sequence
+from outrider.drafters.sharing import Costs
 
 LEVELS = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 """What a chance can be."""
@@ -21,9 +22,6 @@ FADE = 1 / 256
 KNOWN, CHANGED = 4.0, 1.0
 """Tries that a prior weighs as much as: of a new text, of which drafters of its kind tell; and of a changed one."""
 
-STAY = 0.97
-"""Expected tokens per cost, plain decoding having 1, above which drafting goes on: who stops early learns no more."""
-
 PROBE_EVERY = 16
 """Rounds after which a drafter that is not used is tried again, at the soonest."""
 
@@ -32,9 +30,6 @@ PROBE_SHARE = 0.02
 
 RECENT = 0.1
 """Weight of the last draft in the mean size of drafts."""
-
-NEARLY = 0.03
-"""Of the value of the best draft, what is given up to leave a length as it is."""
 
 NUM_CLASSES = 6
 """Classes of depth: 0 not known beforehand, then 1, 2 to 3, 4 to 7, 8 to 15, and 16 or more tokens."""
@@ -123,45 +118,6 @@ class Habit:
         return self.chances[0].mean, self.chances[-1].mean
 
 
-def crowd(sequence: Sequence, num_sequences: int) -> int:
-    """As for how many sequences decoded together the costs of a sequence's drafts are to be taken.
-
-    How much is drafted decides which coins are thrown for what, so where a seed is to give one text at a temperature
-    above 0, nothing may depend on what else is decoded: there the sequence counts as alone.
-    """
-    return 1 if sequence.seeded and sequence.sampling.temperature > 0 else num_sequences
-
-
-Forward = Callable[[float], float]
-"""What the target's forward costs with so many drafted nodes, in units of one without any."""
-
-
-Level = Callable[[int], float]
-"""What drafting one token further costs, in units of a plain round, by the number of sequences decoded together."""
-
-
-def straight(row: float) -> Forward:
-    """Every node costs the same."""
-    return lambda nodes: 1 + row * nodes
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Of a round with a draft, in units of one without.
-
-    Args:
-        forward: of the target.
-        level: of drafting one token further.
-    """
-
-    forward: Forward
-    level: float
-
-    def round(self, nodes: float, depth: float) -> float:
-        """Of all of it."""
-        return self.forward(nodes) + self.level * depth
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What a round told of a source; by default nothing."""
@@ -201,24 +157,17 @@ class Record:
         for chance in self.overall.chances:
             chance.doubt(0.5)
 
-    def best(
-        self, sizes: Iterable[tuple[int, float]], costs: Costs, depth_class: int = 0, last: int = 0
-    ) -> tuple[float, int]:
-        """The most expected tokens per cost among drafts of these sizes, and its nodes; (0, 0) if there is none.
+    def gains(self, nodes: int, depth: float, depth_class: int = 0) -> tuple[float, ...]:
+        """Expected tokens that each further node of a draft adds.
 
         Args:
-            sizes: nodes and depth.
-            costs: of them.
-            depth_class: of the whole draft, if known.
-            last: nodes that are taken if they are worth nearly the most.
+            nodes: of all of it.
+            depth: likewise.
+            depth_class: likewise, if known.
         """
-        means = (self._habit(depth_class) if depth_class > 0 else self.overall).means
-        values = {nodes: _value(means, nodes, depth, costs) for nodes, depth in sizes}
-        if not values:
-            return 0.0, 0
-        best = max(values, key=values.__getitem__)
-        nodes = last if values.get(last, 0.0) > (1 - NEARLY) * values[best] else best
-        return values[nodes], nodes
+        first, further = (self._habit(depth_class) if depth_class > 0 else self.overall).means
+        expected = [first * (1 - further ** (depth * n / nodes)) / (1 - further) for n in range(nodes + 1)]
+        return tuple(after - before for before, after in pairwise(expected))
 
     def saw(self, nodes: int, depth: int) -> None:
         """Take in the size of its last draft."""
@@ -226,40 +175,38 @@ class Record:
         self.mean_nodes += RECENT * (nodes - self.mean_nodes)
         self.mean_depth += RECENT * (depth - self.mean_depth)
 
-    def usual(self, budget: int, costs: Costs) -> float:
-        """Expected tokens per cost of a draft as large as those lately."""
-        return _value(self.overall.means, min(self.mean_nodes, budget), self.mean_depth, costs)
+    def usual(self, budget: int) -> tuple[int, float]:
+        """Nodes and depth of a draft as large as those lately."""
+        return max(1, round(min(self.mean_nodes, budget))), self.mean_depth
 
-    def sizes(self, budget: int) -> Iterable[tuple[int, float]]:
-        """Nodes and likely depth of all that may be asked for, shaped like its last draft."""
-        return ((nodes, nodes / self.nodes_per_depth) for nodes in range(1, budget + 1))
+    def likely(self, budget: int) -> tuple[int, float]:
+        """Nodes and likely depth of the most that may be asked for, shaped like its last draft."""
+        return budget, budget / self.nodes_per_depth
 
-    def is_overdue(self, budget: int, costs: Costs, whole: bool) -> bool:
-        """Whether it was idle for so long that a try is due.
+    def wait(self, budget: int, costs: Costs, whole: bool, most: float = 1.0) -> float:
+        """Rounds after which it is to be tried again if it is idle; infinitely many if no draft could be worth it.
 
         Args:
             budget: most nodes of a draft.
-            costs: of them.
+            costs: of its drafts.
             whole: whether a try is a draft as large as those lately, and not of one node.
+            most: tokens per cost that are to be had without it.
         """
-        sizes = (min(self.mean_nodes, budget), self.mean_depth) if whole else (1, 1)
-        return self.rounds_idle >= max(PROBE_EVERY - 1, (costs.round(*sizes) - 1) / PROBE_SHARE)
+        if self.perfect(budget, costs) <= most:
+            return math.inf
+        nodes, depth = self.usual(budget) if whole else (1, 1.0)
+        return max(PROBE_EVERY - 1, (costs.round(nodes, depth) - 1) / PROBE_SHARE)
 
     def perfect(self, budget: int, costs: Costs) -> float:
-        """Most tokens per cost if all it drafts were right."""
-        return max((1 + depth) / costs.round(nodes, depth) for nodes, depth in self.sizes(budget))
+        """Most tokens per cost if all that it drafts were right."""
+        depths = [nodes / self.nodes_per_depth for nodes in range(1, budget + 1)]
+        return max(((1 + depth) / costs.round(nodes, depth) for nodes, depth in enumerate(depths, 1)), default=0.0)
 
     def _habit(self, depth_class: int) -> Habit:
         """Of drafts of this depth; what holds for all, until one was judged and where the text has changed."""
         if depth_class not in self.by_class:
             self.by_class[depth_class] = Habit(tuple(map(replace, self.overall.chances)))
         return self.by_class[depth_class]
-
-
-def _value(means: tuple[float, float], nodes: float, depth: float, costs: Costs) -> float:
-    """Expected tokens per cost, from the chances of the first token and of each one after a fitting one."""
-    first, further = means
-    return float((1 + first * (1 - further ** max(depth, 1.0)) / (1 - further)) / costs.round(nodes, depth))
 
 
 def _normal(weights: list[float]) -> Weights:

@@ -51,6 +51,9 @@ REPEATS, SECONDS = 5, 2.0
 FORWARD = re.compile("[1-9][0-9]{0,5}x[1-9][0-9]{0,5}")
 """Name of a forward that is kept: sequences, and rows of each."""
 
+TELLING = 1e-3
+"""Seconds of a forward from which that can be told."""
+
 KEPT = re.compile(FORWARD.pattern + "|level [0-9a-f]{16} [1-9][0-9]{0,5}")
 """Of that, or of drafting one token further: the drafter and the sequences."""
 
@@ -80,15 +83,10 @@ class VerifyCost:
         few, many = (_on(self.curves[size], rows / sequences * size) for size in (low, high))
         return few + share * (many - few)
 
-    def drafting(self, sequences: int) -> Callable[[float], float]:
-        """From the nodes that each of so many sequences drafts to a forward's cost, in units of one without drafts."""
-        plain = self(sequences, sequences)
-        return lambda nodes: self((1 + nodes) * sequences, sequences) / plain
-
     def per_row(self, sequences: int = 1) -> float:
         """Of one more row of one sequence, at least 0, in units of what a plain round costs each of so many."""
-        nodes = WIDTHS[-1] - 1
-        return max(0.0, round((self.drafting(sequences)(nodes) - 1) / nodes, 2))
+        wide = self(WIDTHS[-1] * sequences, sequences) / self(sequences, sequences)
+        return max(0.0, round((wide - 1) / (WIDTHS[-1] - 1), 2))
 
 
 def _on(curve: tuple[tuple[int, float], ...], rows: float) -> float:
@@ -106,7 +104,7 @@ def verify_cost(model: Model, slots: int = 1) -> VerifyCost:
     """
     kept = _kept(model)
     found, wanted = _forwards(_read(kept)), list(_shapes(slots, model.context_length))
-    if found and _least(model, [(1, 1)])[0] < (1 - DISTURBED) * found[1, 1]:
+    if found and found[1, 1] > TELLING and _least(model, [(1, 1)])[0] < (1 - DISTURBED) * found[1, 1]:
         found = {}
         _write(kept, {})
     if any(shape not in found for shape in wanted):

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 from outrider.core import Sequence
-from outrider.drafters.records import LOOK_UP, STAY, Costs, Forward, Outcome, Record, crowd, straight
+from outrider.drafters.records import LOOK_UP, Outcome, Record
+from outrider.drafters.sharing import Costs, Level, Offer, Verify, companies, due, free, shared, straight
 from outrider.errors import InvalidOption
 from outrider.rounds import Round
 
@@ -14,7 +15,7 @@ MAX_K = 64
 """Longest draft that may be asked for."""
 
 ROW_COST = 0.05
-"""Of one more row, in units of a forward of one, where nobody measured it."""
+"""Of one more row of a sequence, in units of a plain round, where nobody measured it."""
 
 
 class FixedPace:
@@ -39,25 +40,24 @@ class FixedPace:
 
 
 class AutoPace:
-    """A draft length per sequence: the one of most expected tokens per cost, and 0 where plain decoding has more.
+    """Draft lengths of most expected tokens per cost of all sequences together, and 0 where plain decoding has more.
 
     - What was accepted so far tells, by `records.Record`, the chance of the next drafted tokens; what a round costs
-      with so many rows for so many sequences is known beforehand. Both together give the best k.
+      with so many rows for so many sequences is known beforehand. Both give the best lengths (`sharing.shared`).
     - From k = 0 a round now and then drafts one token, or what a drafter that ends its drafts itself has, as rarely as
-      such a try is dear (`Record.is_overdue`), and never if not even a perfect draft would be worth its cost.
+      such a try is dear (`records.Record.wait`), and never if not even a perfect draft would be worth its cost.
     - A round in which nothing was drafted, by the drafter's own choice, teaches nothing, and a probe waits for one
       that does.
 
     It looks at earlier rounds alone, so the law stays the target's. The state of a sequence is its own and is forgotten
-    when it ends; of the others only their number counts, since it decides what a row costs, and not even that where a
-    seed was given (`records.crowd`).
+    when it ends; of the others only what they draft counts, since they share the forward, and not even that where a
+    seed was given (`sharing.companies`).
 
     Args:
         cap: the largest k, in [1, 64].
         prior: chances before anything is known, see `records.Habit`: `LOOK_UP` or `MODEL`, or as planned.
-        level: cost of drafting one token further, in units of a plain round, by the number of sequences.
-        forward: cost of the target's forward, from the number of sequences to a function of the nodes that each of
-            them drafts, in the same units; None for `ROW_COST` each.
+        level: see `sharing.Level`.
+        verify: see `sharing.Verify`; None for `ROW_COST` each.
         ends_itself: whether the drafter ends its drafts for a sequence where more is not worth it; then the cap is its
             budget, or 0 if not even its usual drafts are worth their cost. None for never.
 
@@ -69,19 +69,23 @@ class AutoPace:
         self,
         cap: int = 16,
         prior: tuple[float, ...] = LOOK_UP,
-        level: Callable[[int], float] | None = None,
-        forward: Callable[[int], Forward] | None = None,
+        level: Level = free,
+        verify: Verify | None = None,
         ends_itself: Callable[[Sequence], bool] | None = None,
     ) -> None:
         self.cap, self.prior = _checked("cap", cap, 1), prior
         if not prior or not all(0 < chance < 1 for chance in prior):
             raise InvalidOption("prior", prior, "chances between 0 and 1")
-        self._level, self._forward, self._ends_itself = level, forward, ends_itself
+        self._level, self._verify, self._ends_itself = level, verify or straight(ROW_COST), ends_itself
         self._records: WeakKeyDictionary[Sequence, Record] = WeakKeyDictionary()
 
     def budgets(self, sequences: list[Sequence]) -> list[int]:
         """See `rounds.Pace`."""
-        return [self._budget(s, self._costs(s, len(sequences))) for s in sequences]
+        found = [0] * len(sequences)
+        for places in companies(sequences):
+            for place, budget in zip(places, self._together([sequences[i] for i in places]), strict=True):
+                found[place] = budget
+        return found
 
     def observe(self, rounds: list[Round]) -> None:
         """See `rounds.Pace`."""
@@ -100,21 +104,22 @@ class AutoPace:
             self._records[sequence] = Record(self.prior)
         return self._records[sequence]
 
-    def _costs(self, sequence: Sequence, num_sequences: int) -> Costs:
-        together = crowd(sequence, num_sequences)
-        forward = straight(ROW_COST) if self._forward is None else self._forward(together)
-        return Costs(forward, 0.0 if self._level is None else self._level(together))
+    def _together(self, sequences: list[Sequence]) -> list[int]:
+        """Of sequences whose drafts share a forward."""
+        costs, records = Costs(self._verify, self._level, len(sequences)), [self._record(s) for s in sequences]
+        whole = [self._ends_itself is not None and self._ends_itself(s) for s in sequences]
+        waits = [record.wait(self.cap, costs, own) for record, own in zip(records, whole, strict=True)]
+        tries = due([record.rounds_idle for record in records], waits)
+        offers = [self._offer(*each) for each in zip(records, whole, tries, strict=True)]
+        nodes = shared(offers, [costs])
+        for record, own in zip(records, nodes, strict=True):
+            record.nodes = own or record.nodes
+        return [self.cap if most and own else own for own, most in zip(nodes, whole, strict=True)]
 
-    def _budget(self, sequence: Sequence, costs: Costs) -> int:
-        record = self._record(sequence)
-        whole = self._ends_itself is not None and self._ends_itself(sequence)
-        best = record.best(record.sizes(self.cap), costs, last=record.nodes)
-        value, nodes = (record.usual(self.cap, costs), self.cap) if whole else best
-        if value > STAY:
-            record.nodes = nodes
-            return nodes
-        overdue = record.is_overdue(self.cap, costs, whole) and record.perfect(self.cap, costs) > 1
-        return (self.cap if whole else 1) if overdue else 0
+    def _offer(self, record: Record, whole: bool, tried: bool) -> Offer:
+        nodes, depth = record.usual(self.cap) if whole else record.likely(self.cap)
+        least = (nodes if whole else 1) if tried else 0
+        return Offer(record.gains(nodes, depth), depth, whole=whole, least=least, last=0 if whole else record.nodes)
 
     def _learn(self, record: Record, round_: Round) -> None:
         record.rounds_idle = 0

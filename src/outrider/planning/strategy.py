@@ -10,7 +10,7 @@ import torch
 from outrider.attaching import open_head, showing
 from outrider.core import Drafter, Model
 from outrider.drafters.catalogue import SEPARATOR, Choice, parse
-from outrider.drafters.records import Forward, Level
+from outrider.drafters.combined import CombinedDrafter
 from outrider.drafting import Built, Setting, build_drafter, combined, early_exit_target
 from outrider.engine import Engine
 from outrider.errors import InvalidOption
@@ -44,28 +44,6 @@ class Place:
         return torch.device(getattr(self.opened.model, "device", "cpu"))
 
 
-class Crowd:
-    """What forwards and drafts cost in a batch of a size that is set, however many sequences there are.
-
-    Args:
-        setting: knows what rows cost.
-
-    Attributes:
-        batch: sequences.
-    """
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting, self.batch = setting, 1
-
-    def forward(self, sequences: int) -> Forward:
-        """See `records.Forward`."""
-        return self.setting.verify_cost.drafting(self.batch)
-
-    def level(self, level: Level | None) -> Level | None:
-        """What a level costs there."""
-        return None if level is None else lambda sequences: level(self.batch)
-
-
 @dataclass(frozen=True)
 class Strategy:
     """A drafter at work.
@@ -75,7 +53,6 @@ class Strategy:
         choices: what that means.
         built: it.
         setting: that it was built for.
-        crowd: of a combination; None else.
         costly: of a combination, its parts whose drafts cost by their length: (typed, name).
     """
 
@@ -83,7 +60,6 @@ class Strategy:
     choices: tuple[Choice, ...]
     built: Built
     setting: Setting
-    crowd: Crowd | None = None
     costly: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -113,8 +89,8 @@ class Strategy:
 
     def pace(self, batch: int) -> InCrowd:
         """A new pace of its own, as in a batch of this size."""
-        if self.crowd is not None:
-            self.crowd.batch = batch
+        if isinstance(self.drafter, CombinedDrafter):
+            self.drafter.together = batch
         return InCrowd(pace_of("auto", self.choices, self.built, self.setting), batch)
 
     def engine(self) -> Engine:
@@ -154,10 +130,9 @@ def made(drafter: str, place: Place) -> Strategy:
     setting = Setting(opened, model, place.slots, place.context_length, place.device, head=head)
     if len(choices) == 1:
         return Strategy(typed, choices, build_drafter(choices, setting), setting)
-    parts, crowd = [build_drafter((choice,), setting) for choice in choices], Crowd(setting)
-    in_crowd = [Built(part.drafter, crowd.level(part.level)) for part in parts]
-    built = Built(combined(in_crowd, choices, crowd.forward))
-    return Strategy(typed, choices, built, setting, crowd, tuple(_costly(typed, parts)))
+    parts = [build_drafter((choice,), setting) for choice in choices]
+    built = Built(combined(parts, choices, setting.verify_cost))
+    return Strategy(typed, choices, built, setting, tuple(_costly(typed, parts)))
 
 
 def _model(choices: tuple[Choice, ...], opened: Opened) -> Model:

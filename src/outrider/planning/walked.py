@@ -20,6 +20,7 @@ from typing import NamedTuple
 from outrider import tree
 from outrider.core import Draft, Drafter, Sequence
 from outrider.drafters.combined import CombinedDrafter
+from outrider.drafters.sharing import companies
 from outrider.engine import Engine
 from outrider.options import Sampling
 from outrider.planning.plan import Acceptance, K
@@ -110,7 +111,11 @@ class InCrowd:
 
     def budgets(self, sequences: list[Sequence]) -> list[int]:
         """See `rounds.Pace`."""
-        return [self.pace.budgets([sequence] * self.batch)[0] for sequence in sequences]
+        found = [0] * len(sequences)
+        for places in companies(sequences, self.batch):
+            for place, budget in zip(places, self.pace.budgets([sequences[i] for i in places]), strict=True):
+                found[place] = budget
+        return found
 
     def observe(self, rounds: list[Round]) -> None:
         """See `rounds.Pace`."""
@@ -204,7 +209,7 @@ class Replayed:
 
 
 def replay(drafter: Drafter, pace: InCrowd, written: Ordered[Ordered[int]], wish: Wish, temperature: float) -> Replayed:
-    """Walk rounds of a drafter of point masses on texts of the target, without the target.
+    """Walk rounds of a drafter of point masses on texts of the target, side by side and without the target.
 
     Args:
         drafter: whose drafts follow from the text alone.
@@ -213,22 +218,22 @@ def replay(drafter: Drafter, pace: InCrowd, written: Ordered[Ordered[int]], wish
         wish: by which they were written.
         temperature: one of the wish's.
     """
-    traces, seconds, rounds = list[Trace](), 0.0, 0
-    for number, (text, tokens) in enumerate(zip(wish.texts, written, strict=True)):
-        sequence, trace = _sequence(number, text, temperature, wish.stop_ids), Trace()
-        while len(sequence.tokens) < len(tokens):
-            rest, start = tokens[len(sequence.tokens) :], perf_counter()
-            (budget,) = pace.budgets([sequence])
-            asked = perf_counter()
-            (draft,) = drafter.propose([sequence], [min(budget, len(rest) - 1)])
-            seconds += (asked - start) / pace.batch + perf_counter() - asked
-            rounds += 1
-            guess = _judged(draft, rest)
-            sequence.tokens += rest[: guess.accepted + 1]
+    sequences = [_sequence(n, text, temperature, wish.stop_ids) for n, text in enumerate(wish.texts)]
+    traces, seconds, rounds = [Trace() for _ in sequences], 0.0, 0
+    while live := [s for s in sequences if len(s.tokens) < len(written[s.slot])]:
+        start = perf_counter()
+        budgets = pace.budgets(live)
+        room = [len(written[s.slot]) - len(s.tokens) - 1 for s in live]
+        drafts = drafter.propose(live, [min(both) for both in zip(budgets, room, strict=True)])
+        seconds += perf_counter() - start
+        rounds += len(live)
+        guesses = [_judged(draft, written[s.slot][len(s.tokens) :]) for s, draft in zip(live, drafts, strict=True)]
+        for sequence, guess in zip(live, guesses, strict=True):
+            tokens = written[sequence.slot]
+            sequence.tokens += tokens[len(sequence.tokens) :][: guess.accepted + 1]
             if len(sequence.tokens) < len(tokens):
-                trace.append(guess)
+                traces[sequence.slot].append(guess)
                 pace.observe([_round(sequence, guess)])
-        traces.append(trace)
     return Replayed(traces, seconds / max(rounds, 1))
 
 
@@ -239,7 +244,7 @@ def _judged(draft: Draft, rest: Ordered[int]) -> Guess:
     return Guess(len(draft), max(map(len, paths)), matched)
 
 
-def paced(traces: Iterable[Trace], pace: InCrowd, wish: Wish, temperature: float) -> list[Trace]:
+def paced(traces: Ordered[Trace], pace: InCrowd, wish: Wish, temperature: float) -> list[Trace]:
     """Rounds that were walked with long chains, as they are if a pace asks for less; at most what was drafted.
 
     Args:
@@ -248,17 +253,15 @@ def paced(traces: Iterable[Trace], pace: InCrowd, wish: Wish, temperature: float
         wish: by which they were walked.
         temperature: one of the wish's.
     """
-    return [
-        list(_paced(trace, pace, _sequence(number, wish.texts[number], temperature, wish.stop_ids)))
-        for number, trace in enumerate(traces)
-    ]
-
-
-def _paced(trace: Trace, pace: InCrowd, sequence: Sequence) -> Iterator[Guess]:
-    for guess in trace:
-        less = shortened(guess, pace.budgets([sequence])[0])
-        pace.observe([_round(sequence, less)])
-        yield less
+    sequences = [_sequence(n, text, temperature, wish.stop_ids) for n, text in enumerate(wish.texts[: len(traces)])]
+    found = [Trace() for _ in traces]
+    for place in range(max(map(len, traces), default=0)):
+        live = [sequence for sequence in sequences if place < len(traces[sequence.slot])]
+        for sequence, budget in zip(live, pace.budgets(live), strict=True):
+            less = shortened(traces[sequence.slot][place], budget)
+            found[sequence.slot].append(less)
+            pace.observe([_round(sequence, less)])
+    return found
 
 
 def cut(traces: Iterable[Trace], k: int) -> list[Trace]:

@@ -1,0 +1,177 @@
+"""How much each of several sequences drafts, so that all of them together make most tokens per cost.
+
+One forward verifies all drafts of a step. Kernels take rows in steps of four or eight, and a forward in which one
+sequence drafts costs nearly as much as one in which all do, so what a row is worth depends on the others'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+from outrider.core import Sequence
+
+Verify = Callable[[float, int], float]
+"""What a forward of the target costs, in any unit, by its rows and by the sequences that they are of."""
+
+Level = Callable[[int], float]
+"""What drafting one token further costs for so many sequences together, in units of a plain round of theirs."""
+
+GAIN = 1.0
+"""Expected tokens per cost, plain decoding having 1, above which drafts are made."""
+
+NEARLY = 0.03
+"""Of the value of the best drafts, what is given up to leave their lengths as they are."""
+
+
+def straight(row: float) -> Verify:
+    """A row of each sequence costs the same, in units of a plain round."""
+    return lambda rows, sequences: 1 + row * (rows - sequences) / sequences
+
+
+def free(sequences: int) -> float:
+    """What look-ups cost."""
+    return 0.0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of rounds of some sequences with one source of drafts, in units of their plain round.
+
+    Args:
+        verify: of the target's forwards.
+        level: of the source's drafts.
+        sequences: decoded together.
+    """
+
+    verify: Verify
+    level: Level
+    sequences: int
+
+    def round(self, nodes: float, depth: float) -> float:
+        """If all sequences draft alike."""
+        return self.forward(nodes * self.sequences) + self.drafting(self.sequences, depth)
+
+    def forward(self, nodes: float) -> float:
+        """Of the target with so many nodes, all sequences together."""
+        return self.verify(self.sequences + nodes, self.sequences) / self.verify(self.sequences, self.sequences)
+
+    def drafting(self, sequences: int, depth: float) -> float:
+        """Of drafts of so many of the sequences, the longest of this depth."""
+        if sequences == 0:
+            return 0.0
+        plain = self.verify(sequences, sequences) / self.verify(self.sequences, self.sequences)
+        return self.level(sequences) * plain * depth
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A draft that a sequence may have, or its first nodes.
+
+    Args:
+        gains: expected tokens that each further node adds, never rising.
+        depth: of all of it.
+        source: whose costs it has.
+        whole: whether it is all or nothing.
+        least: nodes that are drafted in any case, to learn from.
+        last: nodes of its last draft, which are kept to where they are worth nearly the most; 0 for none.
+    """
+
+    gains: tuple[float, ...] = ()
+    depth: float = 0.0
+    source: int = 0
+    whole: bool = False
+    least: int = 0
+    last: int = 0
+
+
+def shared(offers: Ordered[Offer], costs: Ordered[Costs]) -> list[int]:
+    """Nodes of each sequence, those that make most expected tokens per cost of all sequences together.
+
+    Nodes are taken in the order of what they add, and the best of all the sets on the way is kept; as gains never rise
+    along a draft, these are the best sets of every size.
+
+    Args:
+        offers: one of each sequence.
+        costs: by source, of these very sequences.
+    """
+    taken = [offer.least for offer in offers]
+    tokens = len(offers) + sum(sum(offer.gains[: offer.least]) for offer in offers)
+    best, most = list(taken), GAIN * tokens / _cost(offers, taken, costs) if any(taken) else GAIN * tokens
+    for gain, number, nodes in sorted(_items(offers), key=lambda item: -item[0]):
+        taken[number] += nodes
+        tokens += gain * nodes
+        value = tokens / _cost(offers, taken, costs)
+        if value > most:
+            best, most = list(taken), value
+    return _as_before(offers, best, (1 - NEARLY) * most, costs)
+
+
+def _as_before(offers: Ordered[Offer], best: list[int], enough: float, costs: Ordered[Costs]) -> list[int]:
+    """The lengths of the last drafts, if they are worth enough: lengths that swing are worth no more than even ones."""
+    before = [min(o.last, len(o.gains)) if n and o.last else n for o, n in zip(offers, best, strict=True)]
+    if before == best:
+        return best
+    tokens = len(offers) + sum(sum(offer.gains[:n]) for offer, n in zip(offers, before, strict=True))
+    return before if tokens / _cost(offers, before, costs) > enough else best
+
+
+def promise(offer: Offer, costs: Costs) -> float:
+    """The most expected tokens per cost of a draft or its first nodes, if all sequences draft alike; 0 of none."""
+    tokens, most = 1.0, 0.0
+    for nodes, gain in enumerate(offer.gains, start=1):
+        tokens += gain
+        if not offer.whole or nodes == len(offer.gains):
+            most = max(most, tokens / costs.round(nodes, offer.depth * nodes / len(offer.gains)))
+    return most
+
+
+def due(idle: Ordered[float], waits: Ordered[float]) -> list[bool]:
+    """Who is to be tried: as a forward has room for many, those who waited half as long as they should join others.
+
+    Args:
+        idle: rounds that each waited.
+        waits: rounds after which each is to be tried.
+    """
+    if not any(i >= wait for i, wait in zip(idle, waits, strict=True)):
+        return [False] * len(waits)
+    return [i >= wait / 2 for i, wait in zip(idle, waits, strict=True)]
+
+
+def _items(offers: Ordered[Offer]) -> Iterator[tuple[float, int, int]]:
+    """What may be added: tokens per node, whose draft, and nodes."""
+    for number, offer in enumerate(offers):
+        rest = offer.gains[offer.least :]
+        if offer.whole and rest:
+            yield sum(rest) / len(rest), number, len(rest)
+        elif not offer.whole:
+            yield from ((gain, number, 1) for gain in rest)
+
+
+def _cost(offers: Ordered[Offer], taken: list[int], costs: Ordered[Costs]) -> float:
+    total = costs[0].forward(sum(taken))
+    for source, own in enumerate(costs):
+        if own.level is free:
+            continue
+        depths = [o.depth * n / len(o.gains) for o, n in zip(offers, taken, strict=True) if n and o.source == source]
+        total += own.drafting(len(depths), max(depths, default=0.0))
+    return total
+
+
+def companies(sequences: Ordered[Sequence], size: int | None = None) -> list[list[int]]:
+    """Places of the sequences whose drafts are decided together.
+
+    How much is drafted decides which coins are thrown for what, so where a seed is to give one text at a temperature
+    above 0, nothing may depend on what else is decoded: there the sequence counts as alone.
+
+    Args:
+        sequences: of a step.
+        size: as if in batches of so many, whose last is filled up with members of it; None for all together.
+    """
+    alone = [i for i, s in enumerate(sequences) if s.seeded and s.sampling.temperature > 0]
+    others = [i for i in range(len(sequences)) if i not in alone]
+    step = size or max(len(others), 1)
+    parts = [others[start : start + step] for start in range(0, len(others), step)]
+    filled = [[part[i % len(part)] for i in range(size or len(part))] for part in parts]
+    return [*([i] for i in alone), *filled]
