@@ -2,7 +2,7 @@
 
 The settings are temperature 0, 0.7 and 1, top-p 0.9, and a repetition penalty; they take turns over the pairs of
 drafter and rule unless --full asks for all of them with every pair. Fewer samples per cell than
---quick has, so that all of it ends in a quarter of an hour on two cores. Writes benchmarks/results/certificates.json as it goes.
+--quick has, so that all of it ends in a quarter of an hour on two cores. Writes benchmarks/results/certificates.json.
 
     python benchmarks/certify_all.py [--samples 320] [--full] [--precision float16] [--only eagle]
 """

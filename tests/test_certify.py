@@ -19,6 +19,7 @@ from outrider.certifying.running import Wish
 from outrider.certifying.stream import ALPHA, FALSE_ALARMS, NUM_TESTS
 from outrider.errors import InvalidOption
 from outrider.options import Sampling
+from outrider.planning.pace import AutoPace
 from outrider.rules.typical import TypicalRule
 
 RIGHT = [
@@ -143,6 +144,16 @@ def test_a_drafter_that_never_drafts_is_not_certified() -> None:
     found = certify(toy_engine(TARGET, Silent(), slots=4, context_length=64), PROMPTS, quick=True)
     assert not found.certified
     assert any("evidence" in fault for fault in found.faults)
+
+
+def test_a_pace_that_hardly_drafts_is_urged() -> None:
+    class Reluctant(AutoPace):
+        def budgets(self, sequences):  # type: ignore[no-untyped-def]
+            return [0] * len(sequences)
+
+    engine = engine_of()
+    engine.pace = Reluctant()
+    assert certificate(engine).certified
 
 
 def test_a_users_own_drafter_is_certified() -> None:

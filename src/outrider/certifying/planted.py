@@ -233,7 +233,7 @@ FAULTS: dict[str, Callable[[Engine, ExitStack], None]] = {
     "shared random stream": _with_coins(_shared),
     "leniency 0.95": _with_rule(_Lenient),
     "dropped low-confidence token": _with_drafter(lambda drafter: _Redrawn(drafter, keeps=lambda p: p > 0.2)),
-    "wrong temperature on the draft": _with_drafter(lambda drafter: _Redrawn(drafter, lambda law: law**1.5)),
+    "wrong temperature on the draft": _with_drafter(lambda drafter: _Redrawn(drafter, lambda law: law**2)),
     "off-by-one target row": _off_by_one,
     "stale penalty history": _stale,
 }

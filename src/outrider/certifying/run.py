@@ -14,7 +14,7 @@ from outrider.certifying import same_text
 from outrider.certifying.certificate import Certificate, Tier
 from outrider.certifying.law import Harvest, tier_of
 from outrider.certifying.reference import Drift, Reference
-from outrider.certifying.running import Decided, Request, Wish, decode
+from outrider.certifying.running import Decided, Request, Urged, Wish, changed, decode
 from outrider.certifying.state import Audit
 from outrider.certifying.statistics import needed
 from outrider.certifying.stream import Spot, Stream, spots_of
@@ -23,9 +23,13 @@ from outrider.engine import Engine
 from outrider.errors import InvalidOption
 from outrider.generation import TextEngine
 from outrider.options import Sampling, check_seed, token_ids, validate, whole
+from outrider.planning.pace import FixedPace
 
 Told = Callable[[str, int, int], None]
 FEWEST_SAMPLES = 100
+URGED = 6
+"""Nodes that every second text drafts at least, whatever an adaptive pace makes of it."""
+
 RATIO_FREE = ("point-mass", "coupled")
 """Rules that keep the law whatever the law of the drafts."""
 
@@ -214,7 +218,10 @@ class _Job:
     # ------------------------------------------------------------ the long run
 
     def _decode(self) -> None:
-        decode(self.engine, self._requests(), self.wish, self._saw, self._ended, self._began)
+        own = self.engine.pace
+        pace = own if isinstance(own, FixedPace) else Urged(own, URGED)
+        with changed(self.engine, pace=pace):
+            decode(self.engine, self._requests(), self.wish, self._saw, self._ended, self._began)
 
     def _requests(self) -> Iterator[Request]:
         """Texts of one prompt stand together, so that its prefill is shared, but every prompt gets its turn."""

@@ -11,7 +11,7 @@ from typing import Any
 from outrider.core import Coins, Draft, Law, Rule, Sequence, Verdict
 from outrider.engine import Engine
 from outrider.options import Sampling
-from outrider.rounds import Round
+from outrider.rounds import Pace, Round
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,27 @@ class _Noted:
         verdict = self._rule.verify(draft, target_probs, coins, position)
         self.calls.append((draft, target_probs, verdict))
         return verdict
+
+
+class Urged:
+    """A pace that drafts at least so much for every second sequence, so that what does not pay is tested too.
+
+    Args:
+        pace: decides otherwise.
+        least: nodes.
+    """
+
+    def __init__(self, pace: Pace, least: int) -> None:
+        self._pace, self._least = pace, least
+
+    def budgets(self, sequences: list[Sequence]) -> list[int]:
+        """See `rounds.Pace`."""
+        own = self._pace.budgets(sequences)
+        return [max(k, self._least) if s.id % 2 else k for k, s in zip(own, sequences, strict=True)]
+
+    def observe(self, rounds: list[Round]) -> None:
+        """See `rounds.Pace`."""
+        self._pace.observe(rounds)
 
 
 @contextmanager

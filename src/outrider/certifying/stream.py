@@ -16,7 +16,7 @@ from outrider.certifying.certificate import Check, Tier
 from outrider.certifying.statistics import CELLS, Shift, Uniforms, rank, slack, two_sided
 from outrider.core import Coins, Draft, Law, Sequence, Verdict
 
-FALSE_ALARMS = 1e-3
+FALSE_ALARMS = 2.5e-4
 """How often all statistics together may say that a right engine is wrong."""
 
 NUM_TESTS = 10
