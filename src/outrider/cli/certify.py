@@ -36,7 +36,11 @@ def _option(text: str, metavar: str, default: str | bool = False) -> Any:
 
 OwnPrompts = Annotated[
     str | None,
-    _option('Your own prompts: JSONL of {"prompt": text} or {"messages": [...]}.', "FILE", "eight of four kinds, four with --quick"),
+    _option(
+        'Your own prompts: JSONL of {"prompt": text} or {"messages": [...]}.',
+        "FILE",
+        "eight of four kinds, four with --quick",
+    ),
 ]
 Temperature = Annotated[str | None, _option("0 (the likeliest token) or more.", "X", "1.0")]
 Seed = Annotated[str | None, _option("Of everything that is drawn: 0 to 2^63 - 1.", "N", "0")]
