@@ -12,7 +12,6 @@ from outrider.planning.costs import (
     MOST_ROWS,
     REPEATS,
     SIZES,
-    WIDTHS_ALONE,
     VerifyCost,
     fingerprint,
     level_cost,
@@ -28,6 +27,7 @@ class Shaped(TableModel):
     config = ("layers", 2)
 
 
+ALONE = [1, 2, 3, 4, 5, 6, 7, 8, 9, 17]
 ONE_LOOK = REPEATS + 1
 """Forwards by which it is seen whether what is kept was measured on a busy machine."""
 
@@ -46,7 +46,7 @@ def test_costs_are_measured_once_and_kept(kept):
     first = model()
     found = verify_cost(first, slots=2)
     assert first.num_forwards > 0
-    assert [[rows for rows, _ in found.curves[size]] for size in (1, 2)] == [list(WIDTHS_ALONE), [2, 4, 8, 16]]
+    assert [[rows for rows, _ in found.curves[size]] for size in (1, 2)] == [ALONE, [*range(2, 11), 16, 18]]
     assert all(list(curve) == sorted(curve) for curve in found.curves.values())
     again = model()
     assert verify_cost(again, slots=2) == found
@@ -84,7 +84,7 @@ def test_a_damaged_file_is_measured_again(damage, kept):
     again = model()
     verify_cost(again)
     assert again.num_forwards > 0
-    assert set(json.loads(path.read_text())) == {f"1x{width}" for width in WIDTHS_ALONE}
+    assert set(json.loads(path.read_text())) == {f"1x{rows}" for rows in ALONE}
 
 
 def test_a_model_without_a_shape_and_a_folder_that_is_a_file_are_measured_every_time(kept, tmp_path, monkeypatch):

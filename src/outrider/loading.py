@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from outrider.drafters.corpus import Corpus, open_corpus
 from outrider.drafters.corpus_build import check_file
 from outrider.drafters.heads.stored import StoredHead
 from outrider.drafters.records import LOOK_UP, MODEL
-from outrider.drafters.sharing import free
+from outrider.drafters.sharing import arrears_of, free
 from outrider.drafting import Built, Setting, build_drafter, early_exit_target
 from outrider.engine import INVARIANT_WIDTH, Engine
 from outrider.errors import InvalidOption
@@ -258,4 +259,5 @@ def pace_of(wanted: int | str, choices: tuple[Choice, ...], built: Built, settin
         level=built.level or free,
         verify=None if setting is None else setting.verify_cost,
         ends_itself=ends_itself,
+        arrears=partial(arrears_of, built.drafter),
     )

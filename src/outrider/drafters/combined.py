@@ -21,7 +21,20 @@ import torch
 
 from outrider.core import Draft, Drafter, Proposal, Sequence
 from outrider.drafters.records import LOOK_UP, MODEL, NUM_CLASSES, PROBE_EVERY, Outcome, Record
-from outrider.drafters.sharing import GAIN, Costs, Level, Offer, Verify, companies, due, free, promise, shared, straight
+from outrider.drafters.sharing import (
+    GAIN,
+    Costs,
+    Level,
+    Offer,
+    Verify,
+    arrears_of,
+    companies,
+    due,
+    free,
+    promise,
+    shared,
+    straight,
+)
 from outrider.errors import InvalidOption
 from outrider.rounds import Verified
 from outrider.tree import check, depths, is_chain
@@ -40,6 +53,7 @@ class _Plan:
     length: int  # of the text before the round
     budget: int  # most nodes of the draft
     costs: tuple[Costs, ...] = ()  # by source, of the sequences that it is decided with
+    arrears: Ordered[int] = ()  # by source, tokens that it has to take in before it can draft
     unlimited: tuple[int, ...] = ()  # sources whose drafts end where more is not worth it
     drafts: dict[int, Draft] = field(default_factory=dict)  # by source
     failed: dict[int, Exception] = field(default_factory=dict)  # by source, why it proposed nothing
@@ -131,7 +145,7 @@ class CombinedDrafter:
             Exception: whatever a source raised, if for one of the sequences none of those that were asked answered.
         """
         plans = [
-            _Plan(len(s.tokens), max(budget, 0), unlimited=self._unlimited(s))
+            _Plan(len(s.tokens), max(budget, 0), arrears=self._arrears(s), unlimited=self._unlimited(s))
             for s, budget in zip(sequences, budgets, strict=True)
         ]
         both = list(zip(sequences, plans, strict=True))
@@ -171,6 +185,9 @@ class CombinedDrafter:
                     tell(*arguments)
             except Exception:  # the others learn on
                 self.num_failures[index] += 1
+
+    def _arrears(self, sequence: Sequence) -> list[int]:
+        return [arrears_of(source, sequence) for source in self.sources]
 
     def _unlimited(self, sequence: Sequence) -> tuple[int, ...]:
         ends = [getattr(source, "ends_itself", None) for source in self.sources]
@@ -253,7 +270,7 @@ class CombinedDrafter:
         most = 0.0 if at_hand is None else promise(self._offer(state, plan, at_hand), plan.costs[at_hand])
         waits = {
             source: state.records[source].wait(
-                plan.budget, plan.costs[source], source in plan.unlimited, max(1.0, most)
+                plan.budget, plan.costs[source], source in plan.unlimited, plan.arrears[source], max(1.0, most)
             )
             for source in self._costly
         }

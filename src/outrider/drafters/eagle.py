@@ -141,6 +141,11 @@ class EagleFeeder:
             return
         known.unread.append(verified.hidden[[0, *(node + 1 for node in path)]])
 
+    def arrears(self, sequence: Sequence) -> int:
+        """Tokens whose states it was shown but has not taken in: it does so when a draft is wanted."""
+        known = self._known.get(sequence.slot)
+        return known.length - known.rows if known is not None and known.owner is sequence else 0
+
     def is_ready(self, sequence: Sequence) -> bool:
         """Whether the states of all tokens but the pending one were seen."""
         known = self._known.get(sequence.slot)

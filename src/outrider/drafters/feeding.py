@@ -78,6 +78,11 @@ class Feeder:
         assert logits is not None
         return [logits[i, c - 1 : c + len(d)] for i, (c, d) in enumerate(zip(counts, trees, strict=True))]
 
+    def arrears(self, text: Text) -> int:
+        """Tokens that it lacks of a text, if what it holds agrees with it."""
+        held = self._held[text.slot] if self._owners[text.slot] == text.owner else []
+        return max(0, len(text.tokens) - len(held))
+
     def _forget_disagreement(self, text: Text) -> None:
         """Keep the rows that agree with the text, but leave one token to feed: its logits are wanted."""
         held = self._held[text.slot]

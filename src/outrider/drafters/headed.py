@@ -84,6 +84,11 @@ class HeadDrafter:
         """See `shapes.Form`."""
         return self.form is not None and self.form.ends_itself(sequence)
 
+    def arrears(self, sequence: Sequence) -> int:
+        """Tokens that are to be taken in before a draft can begin."""
+        arrears = getattr(self._states, "arrears", None)  # of those that keep a cache
+        return 0 if arrears is None else int(arrears(sequence))
+
     def propose(self, sequences: list[Sequence], budgets: list[int]) -> list[Draft]:
         """See `core.Drafter`."""
         room = [self._room(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.core import Draft, Model, Proposal, Sequence
-from outrider.drafters.feeding import Feeder
+from outrider.drafters.feeding import Feeder, Text
 from outrider.drafters.levels import grow
 from outrider.drafters.shapes import Shape, read_form
 from outrider.errors import InvalidOption
@@ -87,6 +87,10 @@ class ModelDrafter:
     def ends_itself(self, sequence: Sequence) -> bool:
         """See `shapes.Form`."""
         return self.form is not None and self.form.ends_itself(sequence)
+
+    def arrears(self, sequence: Sequence) -> int:
+        """Tokens that are to be taken in before a draft can begin."""
+        return self.feeder.arrears(Text(sequence.slot, sequence.id, sequence.tokens))
 
     def propose(self, sequences: list[Sequence], budgets: list[int]) -> list[Draft]:
         """See `core.Drafter`: drafts end at their budget, after a stop id, or where the draft's context ends."""

@@ -28,6 +28,9 @@ PROBE_EVERY = 16
 PROBE_SHARE = 0.02
 """Of the time without drafts, what may be spent on such tries: where they are dear, they are rare."""
 
+TAKEN_IN = 0.07
+"""Of what drafting a token costs one sequence: to take in one of many tokens (the embedded model's head)."""
+
 RECENT = 0.1
 """Weight of the last draft in the mean size of drafts."""
 
@@ -183,19 +186,21 @@ class Record:
         """Nodes and likely depth of the most that may be asked for, shaped like its last draft."""
         return budget, budget / self.nodes_per_depth
 
-    def wait(self, budget: int, costs: Costs, whole: bool, most: float = 1.0) -> float:
+    def wait(self, budget: int, costs: Costs, whole: bool, arrears: int = 0, most: float = 1.0) -> float:
         """Rounds after which it is to be tried again if it is idle; infinitely many if no draft could be worth it.
 
         Args:
             budget: most nodes of a draft.
             costs: of its drafts.
             whole: whether a try is a draft as large as those lately, and not of one node.
+            arrears: tokens that are to be taken in before.
             most: tokens per cost that are to be had without it.
         """
         if self.perfect(budget, costs) <= most:
             return math.inf
         nodes, depth = self.usual(budget) if whole else (1, 1.0)
-        return max(PROBE_EVERY - 1, (costs.round(nodes, depth) - 1) / PROBE_SHARE)
+        cost = costs.round(nodes, depth) - 1 + costs.sequences * costs.drafting(1, arrears * TAKEN_IN)
+        return max(PROBE_EVERY - 1, cost / PROBE_SHARE)
 
     def perfect(self, budget: int, costs: Costs) -> float:
         """Most tokens per cost if all that it drafts were right."""

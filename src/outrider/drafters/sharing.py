@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
-from outrider.core import Sequence
+from outrider.core import Drafter, Sequence
 
 Verify = Callable[[float, int], float]
 """What a forward of the target costs, in any unit, by its rows and by the sequences that they are of."""
@@ -23,6 +23,12 @@ GAIN = 1.0
 
 NEARLY = 0.03
 """Of the value of the best drafts, what is given up to leave their lengths as they are."""
+
+
+def arrears_of(drafter: Drafter, sequence: Sequence) -> int:
+    """Tokens that a drafter is to take in before it can draft for a sequence, if it has such."""
+    arrears = getattr(drafter, "arrears", None)
+    return 0 if arrears is None else int(arrears(sequence))
 
 
 def straight(row: float) -> Verify:

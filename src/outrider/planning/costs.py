@@ -27,11 +27,11 @@ from outrider.core import Block, Model
 from outrider.planning.machine import processor
 from outrider.storage import cache_folder
 
-WIDTHS = (1, 2, 4, 8)
-"""Rows of each sequence in the forwards that are measured."""
+MORE = (0, 1, 2, 3, 4, 5, 6, 7, 8, 16)
+"""Rows beyond one of each sequence in the forwards that are measured: some kernels take a step every four or eight."""
 
-WIDTHS_ALONE = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17)
-"""The same of one sequence, where each row tells: some kernels take a step every four or eight of them."""
+WIDTHS = (2, 4, 8)
+"""Rows of each sequence in those where all draft alike."""
 
 SIZES = (1, 4, 16, 64)
 """Sequences in one forward; the largest that are wanted are measured too, beyond the last costs are extrapolated."""
@@ -49,7 +49,7 @@ REPEATS, SECONDS = 5, 2.0
 """Forwards of each kind, and seconds after which no more are begun: one of each is timed in any case."""
 
 FORWARD = re.compile("[1-9][0-9]{0,5}x[1-9][0-9]{0,5}")
-"""Name of a forward that is kept: sequences, and rows of each."""
+"""Name of a forward that is kept: sequences, and rows of all of them."""
 
 TELLING = 1e-3
 """Seconds of a forward from which that can be told."""
@@ -109,30 +109,29 @@ def verify_cost(model: Model, slots: int = 1) -> VerifyCost:
         _write(kept, {})
     if any(shape not in found for shape in wanted):
         found |= dict(zip(wanted, _least(model, wanted), strict=True))
-        _write(kept, _read(kept) | {f"{size}x{width}": seconds for (size, width), seconds in found.items()})
+        _write(kept, _read(kept) | {f"{size}x{rows}": seconds for (size, rows), seconds in found.items()})
     return VerifyCost({size: _curve(found, size) for size in sorted({size for size, _ in found})})
 
 
 def _shapes(slots: int, context_length: int) -> Iterator[tuple[int, int]]:
-    """(sequences, rows of each) of the forwards that are measured."""
+    """(sequences, rows of all of them) of the forwards that are measured."""
     most = min(slots, SIZES[-1])
     for size in sorted({*(size for size in SIZES if size < most), most}):
-        for width in WIDTHS_ALONE if size == 1 else WIDTHS:
-            if width <= max(2, min(context_length, MOST_ROWS // size)):
-                yield size, width
+        rows = {*(size + more for more in MORE), *(size * width for width in WIDTHS)}
+        yield from ((size, each) for each in sorted(rows) if each <= max(2, min(context_length * size, MOST_ROWS)))
 
 
 def _forwards(kept: dict[str, float]) -> dict[tuple[int, int], float]:
-    """Of all that is kept, seconds by (sequences, rows of each); nothing without the plainest."""
+    """Of all that is kept, seconds by (sequences, rows); nothing without the plainest."""
     shapes = {tuple(map(int, name.split("x"))): seconds for name, seconds in kept.items() if FORWARD.fullmatch(name)}
-    found = {(size, width): seconds for (size, width), seconds in shapes.items()}
+    found = {(size, rows): seconds for (size, rows), seconds in shapes.items()}
     return found if (1, 1) in found else {}
 
 
 def _curve(found: dict[tuple[int, int], float], size: int) -> tuple[tuple[int, float], ...]:
-    widths = sorted(width for known, width in found if known == size)
-    rising = accumulate((found[size, width] for width in widths), max)  # more rows never cost less
-    return tuple((size * width, seconds) for width, seconds in zip(widths, rising, strict=True))
+    rows = sorted(own for known, own in found if known == size)
+    rising = accumulate((found[size, each] for each in rows), max)  # more rows never cost less
+    return tuple(zip(rows, rising, strict=True))
 
 
 @dataclass(frozen=True)
@@ -222,16 +221,22 @@ def _write(path: Path | None, seconds: dict[str, float]) -> None:
 
 def _least(model: Model, shapes: Iterable[tuple[int, int]]) -> list[float]:
     """Least seconds of forwards of each shape, all in turn, the first turn apart: other programs only ever add."""
-    each = [(size, width, model.new_cache(size, width), list[float]()) for size, width in shapes]
+    each = [(_block(model, *shape), list[float]()) for shape in shapes]
     begun = perf_counter()
     for repeat in range(REPEATS + 1):
         if repeat > 1 and perf_counter() - begun > SECONDS:
             break
-        for size, width, room, taken in each:
-            rows = torch.arange(width).repeat(size, 1)
-            block = Block(rows % model.vocab_size, rows, tuple(range(size)), (width,) * size)
+        for block, taken in each:
+            room = model.new_cache(len(block.slots), max(block.widths))
             start = perf_counter()
             model.forward(block, room)
             if repeat > 0:
                 taken.append(perf_counter() - start)
-    return [min(taken) for _, _, _, taken in each]
+    return [min(taken) for _, taken in each]
+
+
+def _block(model: Model, size: int, rows: int) -> Block:
+    """So many rows of so many sequences, the first ones having one more where they cannot have as many each."""
+    widths = tuple(rows // size + (place < rows % size) for place in range(size))
+    positions = torch.arange(max(widths)).repeat(size, 1)
+    return Block(positions % model.vocab_size, positions, tuple(range(size)), widths)

@@ -60,6 +60,7 @@ class AutoPace:
         verify: see `sharing.Verify`; None for `ROW_COST` each.
         ends_itself: whether the drafter ends its drafts for a sequence where more is not worth it; then the cap is its
             budget, or 0 if not even its usual drafts are worth their cost. None for never.
+        arrears: tokens that the drafter has to take in before it can draft for a sequence, which makes a try dearer.
 
     Raises:
         InvalidOption: a value outside its range.
@@ -72,11 +73,13 @@ class AutoPace:
         level: Level = free,
         verify: Verify | None = None,
         ends_itself: Callable[[Sequence], bool] | None = None,
+        arrears: Callable[[Sequence], int] = lambda sequence: 0,
     ) -> None:
         self.cap, self.prior = _checked("cap", cap, 1), prior
         if not prior or not all(0 < chance < 1 for chance in prior):
             raise InvalidOption("prior", prior, "chances between 0 and 1")
         self._level, self._verify, self._ends_itself = level, verify or straight(ROW_COST), ends_itself
+        self._arrears = arrears
         self._records: WeakKeyDictionary[Sequence, Record] = WeakKeyDictionary()
 
     def budgets(self, sequences: list[Sequence]) -> list[int]:
@@ -108,7 +111,10 @@ class AutoPace:
         """Of sequences whose drafts share a forward."""
         costs, records = Costs(self._verify, self._level, len(sequences)), [self._record(s) for s in sequences]
         whole = [self._ends_itself is not None and self._ends_itself(s) for s in sequences]
-        waits = [record.wait(self.cap, costs, own) for record, own in zip(records, whole, strict=True)]
+        waits = [
+            record.wait(self.cap, costs, own, self._arrears(sequence))
+            for record, own, sequence in zip(records, whole, sequences, strict=True)
+        ]
         tries = due([record.rounds_idle for record in records], waits)
         offers = [self._offer(*each) for each in zip(records, whole, tries, strict=True)]
         nodes = shared(offers, [costs])
