@@ -24,6 +24,9 @@ ALPHA = FALSE_ALARMS / NUM_TESTS
 
 FEWEST_DRAFTED = 30
 COIN_BITS = 64
+SHARED = 1e-9
+"""Streams that are one and the same agree in every bit, so this check can afford to raise no false alarm at all."""
+
 SPOILT = "takes the token that the draft favours least"
 VISIBLE = 6.0
 """Standard deviations by which a planted fault must be expected to move a figure, or its figure is not asked for."""
@@ -231,7 +234,7 @@ class Stream:
         worst = max(self.num_bits, key=lambda name: abs(self._z(name)))
         p = min(1.0, len(self.num_bits) * two_sided(self._z(worst)))
         words = f"{worst}: {self.agreements[worst]:,} of {self.num_bits[worst]:,} bits agree"
-        return [Check("random streams", p, ALPHA, p >= ALPHA, words)]
+        return [Check("random streams", p, SHARED, p >= SHARED, words)]
 
     def _z(self, name: str) -> float:
         return (2 * self.agreements[name] - self.num_bits[name]) / sqrt(self.num_bits[name])
