@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cache
 from math import isfinite
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -116,7 +117,8 @@ class CombinedDrafter:
                 raise InvalidOption("costs", cost, "finite numbers >= 0")
         self.sources, self.together = tuple(sources), cast("int | None", None)
         self._levels = [_level(cost) for cost in costs]
-        self._verify = row_cost if callable(row_cost) else straight(row_cost)
+        verify = row_cost if callable(row_cost) else straight(row_cost)
+        self._costs = cache(lambda sequences: tuple(Costs(verify, level, sequences) for level in self._levels))
         self.name = "+".join(source.name for source in sources)
         kinds: set[Proposal] = {source.proposal for source in sources}
         self.proposal: Proposal = kinds.pop() if len(kinds) == 1 else "hybrid"
@@ -219,7 +221,7 @@ class CombinedDrafter:
 
     def _decide(self, members: list[tuple[_State, _Plan]]) -> None:
         """What sequences draft that are decoded together, from what is known before any source draws."""
-        costs = tuple(Costs(self._verify, level, len(members)) for level in self._levels)
+        costs = self._costs(len(members))
         for state, plan in members:
             plan.costs = costs
             plan.source, _ = self._best(state, plan, range(len(self.sources)))
@@ -247,14 +249,19 @@ class CombinedDrafter:
         record, whole = state.records[source], source in plan.unlimited
         if source not in self._free:
             nodes, depth = record.usual(plan.budget) if whole else record.likely(plan.budget)
-            return Offer(record.gains(nodes, depth), depth, source, whole, (nodes if whole else 1) if tries else 0)
+            if whole:
+                return Offer(record.whole(nodes, depth), depth, source, True, nodes if tries else 0)
+            gains = record.gains(nodes, depth)
+            return Offer(gains, depth * len(gains) / nodes, source, least=int(tries))
         draft = plan.drafts.get(source, Draft())
         nodes = min(len(draft), plan.budget)
         if nodes == 0:
             return Offer()
         depth = max(depths(draft.parents[:nodes]))
+        if not is_chain(draft.parents):
+            return Offer(record.whole(nodes, depth, _depth_class(draft)), depth, source, whole=True)
         gains = record.gains(nodes, depth, _depth_class(draft))
-        return Offer(gains, depth, source, whole=not is_chain(draft.parents))
+        return Offer(gains, len(gains), source)
 
     def _tries(self, members: list[tuple[_State, _Plan]]) -> list[int | None]:
         """For each sequence a source that costs, was idle for long and could be worth more than what is at hand."""
@@ -282,7 +289,7 @@ class CombinedDrafter:
         source, value = self._best(state, plan, self._free)
         plan.source, plan.nodes = None, 0
         if source is not None and value > GAIN:
-            (nodes,) = shared([self._offer(state, plan, source)], [replace(each, sequences=1) for each in plan.costs])
+            (nodes,) = shared([self._offer(state, plan, source)], self._costs(1))
             plan.source, plan.nodes = (source, nodes) if nodes else (None, 0)
 
     def _settle(self, state: _State, plan: _Plan) -> Draft:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
 from operator import mul
 
 from outrider.drafters.sharing import Costs
@@ -33,6 +32,9 @@ TAKEN_IN = 0.07
 
 RECENT = 0.1
 """Weight of the last draft in the mean size of drafts."""
+
+LEAST_GAIN = 5e-4
+"""Expected tokens of a node that is worth looking at."""
 
 NUM_CLASSES = 6
 """Classes of depth: 0 not known beforehand, then 1, 2 to 3, 4 to 7, 8 to 15, and 16 or more tokens."""
@@ -161,7 +163,7 @@ class Record:
             chance.doubt(0.5)
 
     def gains(self, nodes: int, depth: float, depth_class: int = 0) -> tuple[float, ...]:
-        """Expected tokens that each further node of a draft adds.
+        """Expected tokens that each further node of a draft adds, up to the first that adds next to nothing.
 
         Args:
             nodes: of all of it.
@@ -169,8 +171,17 @@ class Record:
             depth_class: likewise, if known.
         """
         first, further = (self._habit(depth_class) if depth_class > 0 else self.overall).means
-        expected = [first * (1 - further ** (depth * n / nodes)) / (1 - further) for n in range(nodes + 1)]
-        return tuple(after - before for before, after in pairwise(expected))
+        shrinks, gains = further ** (depth / nodes), list[float]()
+        gain = first * (1 - shrinks) / (1 - further)
+        while len(gains) < nodes and gain > LEAST_GAIN:
+            gains.append(gain)
+            gain *= shrinks
+        return tuple(gains)
+
+    def whole(self, nodes: int, depth: float, depth_class: int = 0) -> tuple[float, ...]:
+        """The same of a draft that is taken or left, the average for each node."""
+        first, further = (self._habit(depth_class) if depth_class > 0 else self.overall).means
+        return (first * (1 - further ** max(depth, 1.0)) / (1 - further) / nodes,) * nodes
 
     def saw(self, nodes: int, depth: int) -> None:
         """Take in the size of its last draft."""
@@ -196,16 +207,11 @@ class Record:
             arrears: tokens that are to be taken in before.
             most: tokens per cost that are to be had without it.
         """
-        if self.perfect(budget, costs) <= most:
+        if costs.perfect(budget, self.nodes_per_depth) <= most:
             return math.inf
         nodes, depth = self.usual(budget) if whole else (1, 1.0)
         cost = costs.round(nodes, depth) - 1 + costs.sequences * costs.drafting(1, arrears * TAKEN_IN)
         return max(PROBE_EVERY - 1, cost / PROBE_SHARE)
-
-    def perfect(self, budget: int, costs: Costs) -> float:
-        """Most tokens per cost if all that it drafts were right."""
-        depths = [nodes / self.nodes_per_depth for nodes in range(1, budget + 1)]
-        return max(((1 + depth) / costs.round(nodes, depth) for nodes, depth in enumerate(depths, 1)), default=0.0)
 
     def _habit(self, depth_class: int) -> Habit:
         """Of drafts of this depth; what holds for all, until one was judged and where the text has changed."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from outrider.core import Drafter, Sequence
 
@@ -41,9 +42,8 @@ def free(sequences: int) -> float:
     return 0.0
 
 
-@dataclass(frozen=True)
 class Costs:
-    """Of rounds of some sequences with one source of drafts, in units of their plain round.
+    """Of rounds of some sequences with one source of drafts, in units of their plain round; each is worked out once.
 
     Args:
         verify: of the target's forwards.
@@ -51,24 +51,32 @@ class Costs:
         sequences: decoded together.
     """
 
-    verify: Verify
-    level: Level
-    sequences: int
+    def __init__(self, verify: Verify, level: Level, sequences: int) -> None:
+        self.level, self.sequences = level, sequences
+        self._verify, self._plain = verify, verify(sequences, sequences)
+        self.forward = cache(self._forward)
+        self._one_deep = cache(self._drafting)
+        self.perfect = cache(self._perfect)
 
     def round(self, nodes: float, depth: float) -> float:
         """If all sequences draft alike."""
         return self.forward(nodes * self.sequences) + self.drafting(self.sequences, depth)
 
-    def forward(self, nodes: float) -> float:
-        """Of the target with so many nodes, all sequences together."""
-        return self.verify(self.sequences + nodes, self.sequences) / self.verify(self.sequences, self.sequences)
-
     def drafting(self, sequences: int, depth: float) -> float:
         """Of drafts of so many of the sequences, the longest of this depth."""
-        if sequences == 0:
-            return 0.0
-        plain = self.verify(sequences, sequences) / self.verify(self.sequences, self.sequences)
-        return self.level(sequences) * plain * depth
+        return self._one_deep(sequences) * depth if sequences else 0.0
+
+    def _forward(self, nodes: float) -> float:
+        """Of the target with so many nodes, all sequences together."""
+        return self._verify(self.sequences + nodes, self.sequences) / self._plain
+
+    def _drafting(self, sequences: int) -> float:
+        return self.level(sequences) * self._verify(sequences, sequences) / self._plain
+
+    def _perfect(self, budget: int, nodes_per_depth: float) -> float:
+        """Most tokens per cost of drafts of at most so many nodes in which all is right."""
+        sizes = ((nodes, nodes / nodes_per_depth) for nodes in range(1, budget + 1))
+        return max(((1 + depth) / self.round(nodes, depth) for nodes, depth in sizes), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -102,16 +110,48 @@ def shared(offers: Ordered[Offer], costs: Ordered[Costs]) -> list[int]:
         offers: one of each sequence.
         costs: by source, of these very sequences.
     """
-    taken = [offer.least for offer in offers]
-    tokens = len(offers) + sum(sum(offer.gains[: offer.least]) for offer in offers)
-    best, most = list(taken), GAIN * tokens / _cost(offers, taken, costs) if any(taken) else GAIN * tokens
+    total = _Total(offers, costs)
+    best, most = list(total.taken), GAIN * total.value if any(total.taken) else GAIN * len(offers)
     for gain, number, nodes in sorted(_items(offers), key=lambda item: -item[0]):
-        taken[number] += nodes
-        tokens += gain * nodes
-        value = tokens / _cost(offers, taken, costs)
-        if value > most:
-            best, most = list(taken), value
+        total.add(gain, number, nodes)
+        if total.value > most:
+            best, most = list(total.taken), total.value
     return _as_before(offers, best, (1 - NEARLY) * most, costs)
+
+
+class _Total:
+    """What some drafts cost and promise together.
+
+    Args:
+        offers: see `shared`.
+        costs: see `shared`.
+    """
+
+    def __init__(self, offers: Ordered[Offer], costs: Ordered[Costs]) -> None:
+        self._offers, self._costs = offers, costs
+        self.taken, self._nodes, self._tokens = [0] * len(offers), 0, float(len(offers))
+        self._drafting = [[0, 0.0] for _ in costs]  # by source, how many sequences and how deep
+        for number, offer in enumerate(offers):
+            if offer.least:
+                self.add(sum(offer.gains[: offer.least]) / offer.least, number, offer.least)
+
+    def add(self, gain: float, number: int, nodes: int) -> None:
+        """Draft so many more nodes of a sequence that add so many tokens each."""
+        offer, own = self._offers[number], self._drafting[self._offers[number].source]
+        own[0] += self.taken[number] == 0
+        self.taken[number] += nodes
+        own[1] = max(own[1], offer.depth * self.taken[number] / max(len(offer.gains), 1))
+        self._nodes += nodes
+        self._tokens += gain * nodes
+
+    @property
+    def value(self) -> float:
+        """Expected tokens per cost."""
+        cost = self._costs[0].forward(self._nodes)
+        for own, (sequences, depth) in zip(self._costs, self._drafting, strict=True):
+            if sequences and own.level is not free:
+                cost += own.drafting(int(sequences), depth)
+        return self._tokens / cost
 
 
 def _as_before(offers: Ordered[Offer], best: list[int], enough: float, costs: Ordered[Costs]) -> list[int]:
@@ -119,8 +159,8 @@ def _as_before(offers: Ordered[Offer], best: list[int], enough: float, costs: Or
     before = [min(o.last, len(o.gains)) if n and o.last else n for o, n in zip(offers, best, strict=True)]
     if before == best:
         return best
-    tokens = len(offers) + sum(sum(offer.gains[:n]) for offer, n in zip(offers, before, strict=True))
-    return before if tokens / _cost(offers, before, costs) > enough else best
+    total = _Total([replace(o, least=n) for o, n in zip(offers, before, strict=True)], costs)
+    return before if total.value > enough else best
 
 
 def promise(offer: Offer, costs: Costs) -> float:
@@ -153,16 +193,6 @@ def _items(offers: Ordered[Offer]) -> Iterator[tuple[float, int, int]]:
             yield sum(rest) / len(rest), number, len(rest)
         elif not offer.whole:
             yield from ((gain, number, 1) for gain in rest)
-
-
-def _cost(offers: Ordered[Offer], taken: list[int], costs: Ordered[Costs]) -> float:
-    total = costs[0].forward(sum(taken))
-    for source, own in enumerate(costs):
-        if own.level is free:
-            continue
-        depths = [o.depth * n / len(o.gains) for o, n in zip(offers, taken, strict=True) if n and o.source == source]
-        total += own.drafting(len(depths), max(depths, default=0.0))
-    return total
 
 
 def companies(sequences: Ordered[Sequence], size: int | None = None) -> list[list[int]]:

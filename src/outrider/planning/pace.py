@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 from weakref import WeakKeyDictionary
 
 from outrider.core import Sequence
@@ -79,7 +80,7 @@ class AutoPace:
         if not prior or not all(0 < chance < 1 for chance in prior):
             raise InvalidOption("prior", prior, "chances between 0 and 1")
         self._level, self._verify, self._ends_itself = level, verify or straight(ROW_COST), ends_itself
-        self._arrears = arrears
+        self._arrears, self._costs = arrears, cache(partial(Costs, self._verify, self._level))
         self._records: WeakKeyDictionary[Sequence, Record] = WeakKeyDictionary()
 
     def budgets(self, sequences: list[Sequence]) -> list[int]:
@@ -109,7 +110,7 @@ class AutoPace:
 
     def _together(self, sequences: list[Sequence]) -> list[int]:
         """Of sequences whose drafts share a forward."""
-        costs, records = Costs(self._verify, self._level, len(sequences)), [self._record(s) for s in sequences]
+        costs, records = self._costs(len(sequences)), [self._record(s) for s in sequences]
         whole = [self._ends_itself is not None and self._ends_itself(s) for s in sequences]
         waits = [
             record.wait(self.cap, costs, own, self._arrears(sequence))
@@ -124,8 +125,10 @@ class AutoPace:
 
     def _offer(self, record: Record, whole: bool, tried: bool) -> Offer:
         nodes, depth = record.usual(self.cap) if whole else record.likely(self.cap)
-        least = (nodes if whole else 1) if tried else 0
-        return Offer(record.gains(nodes, depth), depth, whole=whole, least=least, last=0 if whole else record.nodes)
+        if whole:
+            return Offer(record.whole(nodes, depth), depth, whole=True, least=nodes if tried else 0)
+        gains = record.gains(nodes, depth)
+        return Offer(gains, depth * len(gains) / nodes, least=int(tried), last=record.nodes)
 
     def _learn(self, record: Record, round_: Round) -> None:
         record.rounds_idle = 0
