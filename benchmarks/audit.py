@@ -6,6 +6,7 @@ predicted interval and how far it is from the prediction; how fast the recommend
 was measured; and whether `auto` is ever slower than plain decoding, in each kind, temperature and batch.
 
     python benchmarks/audit.py [--tokens 40]
+    python benchmarks/audit.py --again     # nothing is measured: what is kept is judged by the rules of now
 
 Writes benchmarks/results/audit.json and audit.md; the last line is the JSON object.
 """
@@ -34,7 +35,7 @@ from outrider.models.opening import Opened, open_model
 from outrider.planning.job import Job
 from outrider.planning.kept import Asked, this_machine, this_model
 from outrider.planning.measure import measure as planned
-from outrider.planning.plan import Plan, recommend
+from outrider.planning.plan import Plan, from_json, recommend
 from outrider.planning.walked import Text
 
 RESULTS = Path(__file__).parent / "results"
@@ -56,19 +57,37 @@ STRATEGIES = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=40, help="new tokens per prompt")
-    tokens = parser.parse_args().tokens
+    parser.add_argument("--again", action="store_true", help="judge what is kept once more")
+    options = parser.parse_args()
+    report = again() if options.again else anew(options.tokens)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "audit.json").write_text(json.dumps(report, indent=1) + "\n")
+    (RESULTS / "audit.md").write_text(as_text(report))
+    print(as_text(report))
+    print(json.dumps(report))
+
+
+def anew(tokens: int) -> dict[str, Any]:
     opened = open_model(TARGET, "auto", torch.device("cpu"), None)
     start = perf_counter()
     plan = make_plan(opened, tokens)
     seconds = perf_counter() - start
     runs = [run for batch in GROUPS for run in measured(opened, batch, tokens)]
     found = cells(runs)
-    report = {"plan_seconds": seconds, **judged(plan, found), "provenance": provenance(model=opened.model)}
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "audit.json").write_text(json.dumps(report, indent=1) + "\n")
-    (RESULTS / "audit.md").write_text(as_text(report))
-    print(as_text(report))
-    print(json.dumps(report))
+    rows = [row for cell in found if cell.kind == ALL and cell.way != PLAIN for row in compared(plan, cell)]
+    auto = [
+        {"kind": cell.kind, "temperature": cell.temperature, "batch": cell.batch, "speedup": round(cell.speedup.mid, 3)}
+        for cell in found
+        if cell.way == STRATEGIES[0].name and cell.speedup is not None
+    ]
+    measured_by = {"plan_seconds": seconds, "provenance": provenance(model=opened.model)}
+    return judged(plan, rows, auto) | measured_by
+
+
+def again() -> dict[str, Any]:
+    kept = json.loads((RESULTS / "audit.json").read_text())
+    measured_by = {name: kept[name] for name in ("plan_seconds", "provenance")}
+    return judged(from_json(json.dumps(kept["plan"])), kept["cells"], kept["auto"]) | measured_by
 
 
 def make_plan(opened: Opened, tokens: int) -> Plan:
@@ -95,14 +114,8 @@ def measured(opened: Opened, batch: int, tokens: int) -> list[Run]:
     return list(measure(ways, prompts, grid, lambda name, done, total: None).runs)
 
 
-def judged(plan: Plan, found: list[Cell]) -> dict[str, Any]:
-    rows = [row for cell in found if cell.kind == ALL and cell.way != PLAIN for row in compared(plan, cell)]
-    advice = [advised(plan, found, temperature, batch) for batch in GROUPS for temperature in TEMPERATURES]
-    auto = [
-        {"kind": cell.kind, "temperature": cell.temperature, "batch": cell.batch, "speedup": round(cell.speedup.mid, 3)}
-        for cell in found
-        if cell.way == STRATEGIES[0].name and cell.speedup is not None
-    ]
+def judged(plan: Plan, rows: list[dict[str, Any]], auto: list[dict[str, Any]]) -> dict[str, Any]:
+    advice = [advised(plan, rows, temperature, batch) for batch in GROUPS for temperature in TEMPERATURES]
     return {
         "inside": sum(row["inside"] for row in rows) / len(rows),
         "median_error": median(abs(row["error"]) for row in rows),
@@ -138,9 +151,10 @@ def compared(plan: Plan, cell: Cell) -> list[dict[str, Any]]:
     return []
 
 
-def advised(plan: Plan, found: list[Cell], temperature: float, batch: int) -> dict[str, Any]:
+def advised(plan: Plan, rows: list[dict[str, Any]], temperature: float, batch: int) -> dict[str, Any]:
     """The recommendation beside the best that was measured; of a length that was not, its drafter's nearest."""
-    here = {c.way: c.tokens_per_second for c in found if (c.temperature, c.batch, c.kind) == (temperature, batch, ALL)}
+    here = {r["strategy"]: r["measured"] for r in rows if (r["temperature"], r["batch"]) == (temperature, batch)}
+    here[PLAIN] = 1.0
     advice = recommend(plan, temperature, batch)
     name = PLAIN
     if advice.cell is not None:

@@ -105,7 +105,9 @@ def draw(report: dict[str, Any]) -> None:
         place = report[f"{kind}_crossover"]
         if place is not None:
             axes.axvline(place, color="black", linestyle=style, label=f"crossover of k = {K}, {kind}: {place:.1f}")
-    axes.set(xscale="log", xticks=BATCHES, xticklabels=BATCHES, xlabel="texts decoded together", ylabel="tokens per second")
+    axes.set(
+        xscale="log", xticks=BATCHES, xticklabels=BATCHES, xlabel="texts decoded together", ylabel="tokens per second"
+    )
     axes.minorticks_off()
     axes.legend()
     figure.savefig(PICTURE, dpi=110)

@@ -145,7 +145,9 @@ def _softmax(scores: torch.Tensor, best: torch.Tensor, temperature: float) -> La
     """Law of [n, V] scores; the largest, `best`, become 0 first, so that a tiny temperature cannot overflow."""
     if temperature != 1:  # this copy is written over in the end: allocating costs as much as all the rest
         scores = (scores - best[:, None]).div_(max(float(temperature), 1 / LARGEST))
-    return np.asarray(torch.softmax(scores, -1, out=None if temperature == 1 else scores).numpy())
+    law: Law = torch.softmax(scores, -1, out=None if temperature == 1 else scores).numpy()
+    law /= law.sum(-1, keepdims=True, dtype=np.float64)  # rows of a large vocabulary are 1e-5 off in float32
+    return law
 
 
 def _filter(law: Law, scores: torch.Tensor, sampling: Sampling) -> None:

@@ -27,7 +27,7 @@ from outrider.core import Block, Model
 from outrider.planning.machine import processor
 from outrider.storage import cache_folder
 
-MORE = (0, 1, 2, 3, 4, 5, 6, 7, 8, 16)
+MORE_ALONE, MORE = (0, 1, 2, 3, 4, 5, 6, 7, 8, 16), (0, 1, 2, 4, 8)
 """Rows beyond one of each sequence in the forwards that are measured: some kernels take a step every four or eight."""
 
 WIDTHS = (2, 4, 8)
@@ -45,7 +45,7 @@ LEAST_LEVEL = 0.01
 MOST_SEQUENCES = 16
 """Sequences that drafting is measured for, at most."""
 
-REPEATS, SECONDS = 5, 2.0
+REPEATS, SECONDS = 5, 6.0
 """Forwards of each kind, and seconds after which no more are begun: one of each is timed in any case."""
 
 FORWARD = re.compile("[1-9][0-9]{0,5}x[1-9][0-9]{0,5}")
@@ -117,7 +117,7 @@ def _shapes(slots: int, context_length: int) -> Iterator[tuple[int, int]]:
     """(sequences, rows of all of them) of the forwards that are measured."""
     most = min(slots, SIZES[-1])
     for size in sorted({*(size for size in SIZES if size < most), most}):
-        rows = {*(size + more for more in MORE), *(size * width for width in WIDTHS)}
+        rows = {*(size + more for more in (MORE_ALONE if size == 1 else MORE)), *(size * width for width in WIDTHS)}
         yield from ((size, each) for each in sorted(rows) if each <= max(2, min(context_length * size, MOST_ROWS)))
 
 

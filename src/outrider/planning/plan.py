@@ -277,7 +277,10 @@ class Recommendation:
 
 
 def recommend(plan: Plan, temperature: float, batch: int) -> Recommendation:
-    """The cell of the highest predicted speed-up, or not to speculate if that is not above 1.
+    """The cell of the highest predicted speed-up, or not to speculate unless its interval begins above 1.
+
+    The best of many predictions is mostly too high, and what may lose is no advice; the drafter "auto" finds out at run
+    time, and stops by itself.
 
     Args:
         plan: that has cells.
@@ -290,8 +293,9 @@ def recommend(plan: Plan, temperature: float, batch: int) -> Recommendation:
     best = max(cells, key=lambda cell: cell.speedup.mid)
     if best.speedup.mid <= 1:
         return Recommendation(temperature, batch, None, f"do not speculate: {_loss(best)}")
-    doubt = "" if best.speedup.low > 1 else " It may also be none: the interval begins below 1."
-    reason = f"{in_words(best)}: {_factor(best.speedup)} of plain decoding's speed.{doubt}"
+    reason = f"{in_words(best)}: {_factor(best.speedup)} of plain decoding's speed."
+    if best.speedup.low <= 1:
+        return Recommendation(temperature, batch, None, f"do not speculate: the best may also lose. That is {reason}")
     return Recommendation(temperature, batch, best, reason)
 
 
