@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from outrider.drafters.sharing import Costs, Offer, companies, due, free, promise, shared, straight
+from outrider.drafters.sharing import Costs, Offer, companies, due, free, promise, repays, shared, straight
 from outrider.options import Sampling
 from toy import make_sequence
 
@@ -128,6 +128,16 @@ def test_who_waited_half_as_long_joins_one_who_is_due():
     assert due([10, 19, 3], [20, 20, 20]) == [False] * 3
     assert due([10, 20, 3], [20, 20, 20]) == [True, True, False]
     assert due([5], [math.inf]) == [False]
+
+
+def test_what_is_to_be_taken_in_must_be_repaid():
+    (alone,) = costs_of(1, straight(0.1), (lambda n: 0.1,))
+    (many,) = costs_of(16, straight(0.1), (lambda n: 0.1,))
+    offer = chain(0.5)
+    assert repays(offer, many, 0)
+    assert repays(offer, alone, 100)
+    assert not repays(offer, many, 100)
+    assert not repays(chain(0.1), many, 1)
 
 
 def members(*kinds):

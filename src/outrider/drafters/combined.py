@@ -33,6 +33,7 @@ from outrider.drafters.sharing import (
     due,
     free,
     promise,
+    repays,
     shared,
     straight,
 )
@@ -250,9 +251,11 @@ class CombinedDrafter:
         if source not in self._free:
             nodes, depth = record.usual(plan.budget) if whole else record.likely(plan.budget)
             if whole:
-                return Offer(record.whole(nodes, depth), depth, source, True, nodes if tries else 0)
-            gains = record.gains(nodes, depth)
-            return Offer(gains, depth * len(gains) / nodes, source, least=int(tries))
+                offer = Offer(record.whole(nodes, depth), depth, source, True, nodes if tries else 0)
+            else:
+                gains = record.gains(nodes, depth)
+                offer = Offer(gains, depth * len(gains) / nodes, source, least=int(tries))
+            return offer if tries or repays(offer, plan.costs[source], plan.arrears[source]) else Offer()
         draft = plan.drafts.get(source, Draft())
         nodes = min(len(draft), plan.budget)
         if nodes == 0:

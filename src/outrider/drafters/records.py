@@ -27,9 +27,6 @@ PROBE_EVERY = 16
 PROBE_SHARE = 0.02
 """Of the time without drafts, what may be spent on such tries: where they are dear, they are rare."""
 
-TAKEN_IN = 0.07
-"""Of what drafting a token costs one sequence: to take in one of many tokens (the embedded model's head)."""
-
 RECENT = 0.1
 """Weight of the last draft in the mean size of drafts."""
 
@@ -210,8 +207,7 @@ class Record:
         if costs.perfect(budget, self.nodes_per_depth) <= most:
             return math.inf
         nodes, depth = self.usual(budget) if whole else (1, 1.0)
-        cost = costs.round(nodes, depth) - 1 + costs.sequences * costs.drafting(1, arrears * TAKEN_IN)
-        return max(PROBE_EVERY - 1, cost / PROBE_SHARE)
+        return max(PROBE_EVERY - 1, (costs.round(nodes, depth) - 1 + costs.taking_in(arrears)) / PROBE_SHARE)
 
     def _habit(self, depth_class: int) -> Habit:
         """Of drafts of this depth; what holds for all, until one was judged and where the text has changed."""

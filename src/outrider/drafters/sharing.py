@@ -19,6 +19,12 @@ Verify = Callable[[float, int], float]
 Level = Callable[[int], float]
 """What drafting one token further costs for so many sequences together, in units of a plain round of theirs."""
 
+TAKEN_IN = 0.07
+"""Of what drafting a token costs one sequence: to take in one of many tokens (the embedded model's head)."""
+
+HORIZON = 16
+"""Rounds in which drafts are to repay what must be taken in before the first of them."""
+
 GAIN = 1.0
 """Expected tokens per cost, plain decoding having 1, above which drafts are made."""
 
@@ -65,6 +71,10 @@ class Costs:
     def drafting(self, sequences: int, depth: float) -> float:
         """Of drafts of so many of the sequences, the longest of this depth."""
         return self._one_deep(sequences) * depth if sequences else 0.0
+
+    def taking_in(self, arrears: int) -> float:
+        """Of what is to be taken in before a draft can begin, if all sequences have so many tokens of it."""
+        return self.sequences * self.drafting(1, arrears * TAKEN_IN)
 
     def _forward(self, nodes: float) -> float:
         """Of the target with so many nodes, all sequences together."""
@@ -171,6 +181,11 @@ def promise(offer: Offer, costs: Costs) -> float:
         if not offer.whole or nodes == len(offer.gains):
             most = max(most, tokens / costs.round(nodes, offer.depth * nodes / len(offer.gains)))
     return most
+
+
+def repays(offer: Offer, costs: Costs, arrears: int) -> bool:
+    """Whether drafts promise to repay what is to be taken in before the first one."""
+    return arrears == 0 or promise(offer, costs) > GAIN + costs.taking_in(arrears) / HORIZON
 
 
 def due(idle: Ordered[float], waits: Ordered[float]) -> list[bool]:

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from outrider.core import Sequence
 from outrider.drafters.records import LOOK_UP, Outcome, Record
-from outrider.drafters.sharing import Costs, Level, Offer, Verify, companies, due, free, shared, straight
+from outrider.drafters.sharing import Costs, Level, Offer, Verify, companies, due, free, repays, shared, straight
 from outrider.errors import InvalidOption
 from outrider.rounds import Round
 
@@ -118,6 +118,10 @@ class AutoPace:
         ]
         tries = due([record.rounds_idle for record in records], waits)
         offers = [self._offer(*each) for each in zip(records, whole, tries, strict=True)]
+        offers = [
+            offer if offer.least or repays(offer, costs, self._arrears(sequence)) else Offer()
+            for offer, sequence in zip(offers, sequences, strict=True)
+        ]
         nodes = shared(offers, [costs])
         for record, own in zip(records, nodes, strict=True):
             record.nodes = own or record.nodes
