@@ -450,7 +450,7 @@ def test_the_fastest_is_recommended():
 def test_what_may_also_lose_is_not_recommended():
     found = recommend(a_plan(a_cell(speedup=1.05)), 0.0, 1)
     assert found.cell is None
-    assert found.reason.startswith("do not speculate: the best may also lose. That is x, k = 2: 1.05 (0.94 to 1.16)")
+    assert found.reason.startswith("do not speculate: the best may also lose. That is x, k = 2: 1.05 (0.95 to 1.16)")
 
 
 def test_what_does_not_pay_is_not_recommended_and_why():
