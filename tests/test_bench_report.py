@@ -21,7 +21,7 @@ from outrider.benching.asked import Prompt
 from outrider.benching.figures import Cell, Equality, Interval, cells
 from outrider.benching.page import as_page
 from outrider.benching.peers import Peer
-from outrider.benching.plots import Scale, safe
+from outrider.benching.plots import Scale
 from outrider.benching.provenance import commit_of
 from outrider.benching.report import Report, as_json, as_record, check_place, share_after_end, write
 from outrider.benching.run import Grid, Job, Outcome, Run
@@ -30,6 +30,7 @@ from outrider.benching.ways import PLAIN, Measured, Rounds, Strategy
 from outrider.benching.words import between, equal, seconds, setting, speedup
 from outrider.cli.app import app
 from outrider.errors import InvalidOption
+from outrider.pages import safe
 from outrider.planning import plan as planning
 from outrider.planning.kept import this_machine, this_model
 from outrider.rounds import Seconds

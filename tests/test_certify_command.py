@@ -65,7 +65,7 @@ def test_a_wrong_engine_ends_with_1_and_names_the_tier(target, prompts, monkeypa
     honest = run.decode
 
     def decode(engine, *arguments, **told):
-        with run.same_text.changed(engine, rule=bugs.Favours(engine.rule, 0.05)):
+        with run.changed(engine, rule=bugs.Favours(engine.rule, 0.05)):
             honest(engine, *arguments, **told)
 
     init = run.Harvest.__init__

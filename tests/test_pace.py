@@ -107,9 +107,7 @@ def test_sequences_do_not_share_their_state():
     for _ in range(30):
         budgets = pace.budgets([lucky, unlucky])
         pace.observe([a_round(lucky, budgets[0], budgets[0]), a_round(unlucky, budgets[1], 0)])
-    last = pace.budgets([unlucky, lucky])
-    assert last[0] == 0
-    assert last[1] >= 7
+    assert pace.budgets([unlucky, lucky]) == [0, 8]
 
 
 def test_the_cap_is_left_soon_when_acceptance_falls():
@@ -179,8 +177,7 @@ def test_longer_drafts_where_rows_and_drafts_cost_less():
 
     lengths = [settled(level, row) for level, row in ((0.0, 0.0), (0.02, 0.03), (0.1, 0.1), (0.3, 0.3), (1.5, 0.3))]
     assert lengths == sorted(lengths, reverse=True)
-    assert lengths[0] > 8
-    assert lengths[-1] == 0
+    assert (lengths[0], lengths[-1]) == (11, 0)  # beyond, a token adds next to nothing
 
 
 def test_it_stops_where_a_batch_makes_rows_dear_and_comes_back_when_it_shrinks():

@@ -466,7 +466,7 @@ def test_what_does_not_pay_is_not_recommended_and_why():
     ("speedups", "batch", "words"),
     [
         ({1: 1.5, 4: 1.2, 16: 1.1}, None, "up to a batch of 16"),
-        ({1: 0.9, 4: 0.8}, 1, "in no batch from 1 on"),
+        ({1: 0.9, 4: 0.8}, 1, "in a batch of 1 or more"),
         ({1: 1.5, 4: 1.2, 16: 0.8}, 11, "at a batch of about 11"),
         ({1: 1.5, 4: 1.0}, 4, "at a batch of 4"),
     ],

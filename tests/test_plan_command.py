@@ -239,7 +239,7 @@ def test_a_kept_plan_is_shown_without_torch_and_without_what_other_commands_need
     )
     found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
-    assert "It stops paying at a batch of" in " ".join(found.stdout.split())
+    assert "to stop paying at a batch of" in " ".join(found.stdout.split())
     assert "llama-server -m " in found.stdout
     assert found.stderr == ""
 

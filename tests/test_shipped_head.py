@@ -46,16 +46,21 @@ def test_it_is_small_and_its_card_says_how_it_was_made():
     assert card["held_out"]["walked_0.0"] > card["untrained"]["walked_0.0"] + 0.3
 
 
-def test_auto_drafts_with_it_beside_the_look_up():
+def test_auto_drafts_with_it_beside_the_look_up(tmp_path, monkeypatch):
     assert default_drafter("smollm2") == "suffix+eagle:smollm2,tree=auto"
     assert default_drafter("another/model") == default_drafter() == "suffix"
     assert default_drafter("smollm2", invariant=True) == "suffix+eagle:smollm2"  # trees have no equal bits
     assert default_drafter("smollm2", "token") == "suffix"  # chains only, and drawn ones only
     assert default_drafter("smollm2", "typical") == "suffix"  # a rule that does not take both kinds of draft
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    outrider.load(precision="float16", slots=1, context_length=128)
+    (costs,) = (tmp_path / "costs").iterdir()  # as on a machine on which drafts are cheap
+    known = json.loads(costs.read_text())
+    costs.write_text(json.dumps({name: 0.01 if "level" in name else known["1x1"] for name in known}))
     engine = outrider.load(precision="float16", slots=1, context_length=128)
     spoken = engine.generate(PROMPTS[0], max_new_tokens=24, temperature=0.0)
     assert spoken.stats.drafter == "suffix+eagle"
-    assert "eagle in" in spoken.stats.note  # how often depends on what drafts cost on this machine
+    assert "eagle in 0 rounds" not in spoken.stats.note
     plain = outrider.load(drafter="none", precision="float16", slots=1, context_length=128)
     assert spoken.token_ids == plain.generate(PROMPTS[0], max_new_tokens=24, temperature=0.0).token_ids
 

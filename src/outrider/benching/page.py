@@ -1,23 +1,20 @@
 """The report as one HTML page that needs nothing else: no network, no script; for a phone, a screen and paper.
 
-Every text that is not this module's own passes `plots.safe`: prompts, names and reasons are data.
+Every text that is not this module's own passes `pages.safe`: prompts, names and reasons are data.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from importlib.resources import files
 from itertools import groupby
 
 from outrider.benching.figures import ALL, Cell
-from outrider.benching.plots import Point, bars, safe, speedups
+from outrider.benching.plots import Point, bars, speedups
 from outrider.benching.report import Report, state_of
 from outrider.benching.ways import PLAIN
 from outrider.benching.words import equal, foretold, number, seconds, setting, share, speedup, times
-
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""Even if a text got through as markup, the browser would load and run nothing."""
+from outrider.pages import page, resource, safe
 
 COLUMNS: tuple[tuple[str, str, Callable[[Cell], str]], ...] = (
     ("way", "", lambda c: safe(c.way)),
@@ -53,7 +50,6 @@ def as_page(report: Report) -> str:
     """The page."""
     title = f"outrider bench: {report.target}"
     body = [
-        f"<h1>{safe(title)}</h1>",
         f'<p class="sub">{safe(_subtitle(report))}</p>',
         *_warnings(report),
         *_sections(report),
@@ -63,26 +59,7 @@ def as_page(report: Report) -> str:
         HOW.format(after_end=f"{report.after_end:.1%}"),
         *_provenance(report),
     ]
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-            f"<title>{safe(title)}</title>",
-            f"<style>\n{files('outrider').joinpath('data/bench.css').read_text(encoding='utf-8')}</style>",
-            "</head>",
-            "<body>",
-            "<main>",
-            *body,
-            "</main>",
-            "</body>",
-            "</html>",
-            "",
-        ]
-    )
+    return page(title, resource("bench.css"), body)
 
 
 def _subtitle(report: Report) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from html import escape
 
 from outrider.benching.figures import Interval
 from outrider.benching.words import between, speedup, times
-from outrider.text import visible
+from outrider.pages import safe
 
 TICKS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0)
 MARGIN = 0.04
@@ -18,11 +17,6 @@ MARGIN = 0.04
 HEIGHT = 22
 COLOURS = 6
 """Classes c0 to c5 of the style sheet, by strategy; a seventh begins anew."""
-
-
-def safe(text: object) -> str:
-    """Any text as text of a page: no markup, no control characters, no marks that turn its direction."""
-    return escape(visible(str(text)), quote=True)
 
 
 @dataclass(frozen=True)

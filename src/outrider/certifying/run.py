@@ -10,11 +10,12 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
-from outrider.certifying import same_text
 from outrider.certifying.certificate import Certificate, Tier
 from outrider.certifying.law import Harvest, tier_of
 from outrider.certifying.reference import Drift, Reference
 from outrider.certifying.running import Decided, Request, Urged, Wish, changed, decode
+from outrider.certifying.same_text import Setting
+from outrider.certifying.same_text import tier as same_text_tier
 from outrider.certifying.state import Audit
 from outrider.certifying.statistics import needed
 from outrider.certifying.stream import Spot, Stream, spots_of
@@ -284,10 +285,10 @@ class _Job:
         places, seeds = range(min(len(self.prompts), self.effort.texts)), range(self.effort.seeds)
         self.told("same text", 0, len(places) * len(seeds))
         wanted = tuple(Request(p, self.prompts[p], self.seed + 1_000_003 + s) for p in places for s in seeds)
-        setting = same_text.Setting(
+        setting = Setting(
             self.engine, self.wish, wanted, self.effort.lengths if self.drafts else (), self.reference, self.audit.drift
         )
-        return same_text.tier(setting)
+        return same_text_tier(setting)
 
     # ------------------------------------------------------------ about it
 

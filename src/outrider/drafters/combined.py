@@ -15,7 +15,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from functools import cache
 from math import isfinite
-from typing import Any, cast
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -82,9 +82,9 @@ class CombinedDrafter:
     it draws; a draft of k tokens tells how each shorter one would have fared. Its record fades to the prior while
     it is not chosen, and it is tried again now and then, or when what is used ceases to fit.
 
-    The draft is the part of the source's that is worth most: max over its sizes of (1 + expected accepted tokens) /
-    (1 + nodes row_cost + depth source's cost), or nothing if plain decoding (1) is better. Trees of free sources are
-    verified as they are, or up to the budget: their first nodes, which a tree grown best first has on merit.
+    Each sequence takes the source that promises most tokens per cost; how much of its draft is verified is decided for
+    all sequences together (`sharing.shared`). Trees of free sources are verified as they are, or up to the budget:
+    their first nodes, which a tree grown best first has on merit.
 
     A source that fails is a source without a draft, as long as another one answers.
 
@@ -116,7 +116,8 @@ class CombinedDrafter:
         for cost in (*costs, row_cost):
             if not callable(cost) and not (isfinite(cost) and cost >= 0):
                 raise InvalidOption("costs", cost, "finite numbers >= 0")
-        self.sources, self.together = tuple(sources), cast("int | None", None)
+        self.sources = tuple(sources)
+        self.together: int | None = None
         self._levels = [_level(cost) for cost in costs]
         verify = row_cost if callable(row_cost) else straight(row_cost)
         self._costs = cache(lambda sequences: tuple(Costs(verify, level, sequences) for level in self._levels))
@@ -249,12 +250,7 @@ class CombinedDrafter:
             return Offer()
         record, whole = state.records[source], source in plan.unlimited
         if source not in self._free:
-            nodes, depth = record.usual(plan.budget) if whole else record.likely(plan.budget)
-            if whole:
-                offer = Offer(record.whole(nodes, depth), depth, source, True, nodes if tries else 0)
-            else:
-                gains = record.gains(nodes, depth)
-                offer = Offer(gains, depth * len(gains) / nodes, source, least=int(tries))
+            offer = record.offer(plan.budget, source=source, whole=whole, tried=tries)
             return offer if tries or repays(offer, plan.costs[source], plan.arrears[source]) else Offer()
         draft = plan.drafts.get(source, Draft())
         nodes = min(len(draft), plan.budget)

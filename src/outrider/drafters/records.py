@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from operator import mul
 
-from outrider.drafters.sharing import Costs
+from outrider.drafters.sharing import Costs, Offer
 
 LEVELS = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 """What a chance can be."""
@@ -180,6 +180,22 @@ class Record:
         first, further = (self._habit(depth_class) if depth_class > 0 else self.overall).means
         return (first * (1 - further ** max(depth, 1.0)) / (1 - further) / nodes,) * nodes
 
+    def offer(self, budget: int, *, source: int = 0, whole: bool = False, tried: bool = False) -> Offer:
+        """What its drafter is likely to have, whose drafts are not known beforehand.
+
+        Args:
+            budget: most nodes.
+            source: see `sharing.Offer`.
+            whole: whether the drafter ends its drafts itself, so that one as large as those lately is to be expected.
+            tried: whether it is to draft in any case, to be learned from.
+        """
+        if whole:
+            nodes, depth = self.usual(budget)
+            return Offer(self.whole(nodes, depth), depth, source, True, nodes if tried else 0)
+        depth = budget / self.nodes_per_depth
+        gains = self.gains(budget, depth)
+        return Offer(gains, depth * len(gains) / budget, source, least=int(tried), last=self.nodes)
+
     def saw(self, nodes: int, depth: int) -> None:
         """Take in the size of its last draft."""
         self.nodes_per_depth = nodes / depth
@@ -189,10 +205,6 @@ class Record:
     def usual(self, budget: int) -> tuple[int, float]:
         """Nodes and depth of a draft as large as those lately."""
         return max(1, round(min(self.mean_nodes, budget))), self.mean_depth
-
-    def likely(self, budget: int) -> tuple[int, float]:
-        """Nodes and likely depth of the most that may be asked for, shaped like its last draft."""
-        return budget, budget / self.nodes_per_depth
 
     def wait(self, budget: int, costs: Costs, whole: bool, arrears: int = 0, most: float = 1.0) -> float:
         """Rounds after which it is to be tried again if it is idle; infinitely many if no draft could be worth it.

@@ -20,7 +20,7 @@ Level = Callable[[int], float]
 """What drafting one token further costs for so many sequences together, in units of a plain round of theirs."""
 
 TAKEN_IN = 0.07
-"""Of what drafting a token costs one sequence: to take in one of many tokens (the embedded model's head)."""
+"""Of what drafting a token costs one sequence: roughly what taking in one of many tokens costs."""
 
 HORIZON = 16
 """Rounds in which drafts are to repay what must be taken in before the first of them."""

@@ -51,14 +51,14 @@ REPEATS, SECONDS = 5, 6.0
 FORWARD = re.compile("[1-9][0-9]{0,5}x[1-9][0-9]{0,5}")
 """Name of a forward that is kept: sequences, and rows of all of them."""
 
-TELLING = 1e-3
-"""Seconds of a forward from which that can be told."""
-
 KEPT = re.compile(FORWARD.pattern + "|level [0-9a-f]{16} [1-9][0-9]{0,5}")
-"""Of that, or of drafting one token further: the drafter and the sequences."""
+"""The same, or a digest of the drafter and the sequences whose drafts were timed."""
 
 DISTURBED = 0.3
 """What is kept was measured while the machine did other things if a forward takes less now by this share."""
+
+TELLING = 1e-3
+"""Seconds of a forward from which that can be told."""
 
 
 @dataclass(frozen=True)

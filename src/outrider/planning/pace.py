@@ -112,27 +112,23 @@ class AutoPace:
         """Of sequences whose drafts share a forward."""
         costs, records = self._costs(len(sequences)), [self._record(s) for s in sequences]
         whole = [self._ends_itself is not None and self._ends_itself(s) for s in sequences]
+        arrears = [self._arrears(s) for s in sequences]
         waits = [
-            record.wait(self.cap, costs, own, self._arrears(sequence))
-            for record, own, sequence in zip(records, whole, sequences, strict=True)
+            record.wait(self.cap, costs, own, rows) for record, own, rows in zip(records, whole, arrears, strict=True)
         ]
         tries = due([record.rounds_idle for record in records], waits)
-        offers = [self._offer(*each) for each in zip(records, whole, tries, strict=True)]
         offers = [
-            offer if offer.least or repays(offer, costs, self._arrears(sequence)) else Offer()
-            for offer, sequence in zip(offers, sequences, strict=True)
+            record.offer(self.cap, whole=own, tried=tried)
+            for record, own, tried in zip(records, whole, tries, strict=True)
+        ]
+        offers = [
+            offer if offer.least or repays(offer, costs, rows) else Offer()
+            for offer, rows in zip(offers, arrears, strict=True)
         ]
         nodes = shared(offers, [costs])
         for record, own in zip(records, nodes, strict=True):
             record.nodes = own or record.nodes
         return [self.cap if most and own else own for own, most in zip(nodes, whole, strict=True)]
-
-    def _offer(self, record: Record, whole: bool, tried: bool) -> Offer:
-        nodes, depth = record.usual(self.cap) if whole else record.likely(self.cap)
-        if whole:
-            return Offer(record.whole(nodes, depth), depth, whole=True, least=nodes if tried else 0)
-        gains = record.gains(nodes, depth)
-        return Offer(gains, depth * len(gains) / nodes, least=int(tried), last=record.nodes)
 
     def _learn(self, record: Record, round_: Round) -> None:
         record.rounds_idle = 0

@@ -336,11 +336,11 @@ class Stops:
     def in_words(self) -> str:
         """A sentence."""
         if self.batch is None:
-            return f"It pays up to a batch of {self.asked[-1]}, the largest that was measured."
+            return f"The best is predicted to pay up to a batch of {self.asked[-1]}, the largest that was measured."
         if self.batch == self.asked[0]:
-            return f"It pays in no batch from {self.batch} on."
+            return f"Nothing is predicted to pay in a batch of {self.batch} or more."
         about = "" if self.batch in self.asked else "about "
-        return f"It stops paying at a batch of {about}{self.batch}."
+        return f"The best is predicted to stop paying at a batch of {about}{self.batch}."
 
 
 def stops_paying(plan: Plan, temperature: float) -> Stops:

@@ -10,10 +10,9 @@ import json
 from base64 import b64encode
 from collections.abc import Iterable
 from hashlib import sha256
-from importlib.resources import files
 from typing import Any
 
-from outrider.benching.plots import safe
+from outrider.pages import page, resource, safe
 from outrider.text import visible
 from outrider.tracing.figures import Figures, figures, groups
 from outrider.tracing.lines import PARTS
@@ -57,39 +56,11 @@ the rule did not come to it. With a double edge: the target's own next token.</p
 def as_page(trace: Trace) -> str:
     """The page."""
     title = f"outrider trace: {trace.about.get('target') or trace.about['drafter']}"
-    script, style = _resource("trace.js"), _resource("trace.css")
-    policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'"
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            f"<title>{safe(title)}</title>",
-            f"<style>{style}</style>",
-            "</head>",
-            "<body>",
-            "<main>",
-            f"<h1>{safe(title)}</h1>",
-            f'<p class="sub">{safe(_subtitle(trace))}</p>',
-            *_warnings(trace),
-            BODY,
-            *_table(trace),
-            ROUNDS,
-            "</main>",
-            f'<script type="application/json" id="data">{_embedded(_data(trace))}</script>',
-            f"<script>{script}</script>",
-            "</body>",
-            "</html>",
-            "",
-        ]
-    )
-
-
-def _resource(name: str) -> str:
-    return files("outrider").joinpath(f"data/{name}").read_text(encoding="utf-8")
+    script, style = resource("trace.js"), resource("trace.css")
+    main = [f'<p class="sub">{safe(_subtitle(trace))}</p>', *_warnings(trace), BODY, *_table(trace), ROUNDS]
+    data = f'<script type="application/json" id="data">{_embedded(_data(trace))}</script>'
+    policy = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
+    return page(title, style, main, policy=policy, behind=[data, f"<script>{script}</script>"])
 
 
 def _hash(source: str) -> str:
